@@ -6,7 +6,8 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from areal_async.config import Config, load_config
+    from areal_async.config import Config
+    from areal_async.config_file import load_config
     from areal_async.controller import Controller
     from areal_async.rollout.workflow import Workflow
 
@@ -17,7 +18,7 @@ _HOMES = {
     "Config": "areal_async.config",
     "Controller": "areal_async.controller",
     "Workflow": "areal_async.rollout.workflow",
-    "load_config": "areal_async.config",
+    "load_config": "areal_async.config_file",
 }
 
 

@@ -37,19 +37,17 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 class DataConfig(Section, frozen=True, kw_only=True):
     train: Annotated[str, Meta(description="JSONL file of training problems, a line each.")]
     eval: Annotated[str | None, Meta(description="JSONL file of held-out problems, for `areal-async eval`.")] = None
-    prompt_key: Annotated[str, Meta(description="Column with the prompt: a string, or a list of chat messages.")] = (
-        "prompt"
-    )
+    prompt_key: Annotated[str, Meta(description="Column with the prompt: a string, or a list of messages.")] = "prompt"
     answer_key: Annotated[str, Meta(description="Column with the right answer, given to the reward.")] = "answer"
     chat_template: Annotated[
         Literal["auto", "plain"],
         Meta(
-            description="auto: messages, and strings as one user message, are rendered with the tokenizer's chat template; "
+            description="auto: messages, and strings as one user message, go through the tokenizer's chat template; "
             "plain: a string is the prompt as it stands."
         ),
     ] = "auto"
     epochs: Annotated[
-        int | None, Meta(ge=1, description="How often the data may be gone through; none: as often as the steps need.")
+        Count | None, Meta(description="How often the data may be gone through; none: as often as the steps need.")
     ] = None
     shuffle: Annotated[bool, Meta(description="A new order for each epoch, made from `seed`.")] = True
 
@@ -83,8 +81,8 @@ class RolloutConfig(Section, frozen=True, kw_only=True):
     ] = "single_turn"
     retries: Annotated[int, Meta(ge=0, description="Further attempts of a sample that failed.")] = 2
     min_group: Annotated[
-        int | None,
-        Meta(ge=1, description="Fewest members with a reward that a group is trained with; none: all of them."),
+        Count | None,
+        Meta(description="Fewest members with a reward that a group is trained with; none: all of them."),
     ] = None
     max_failures: Annotated[
         int,
@@ -105,7 +103,9 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         ),
     ] = None
     kv_cache_gib: Annotated[float, Meta(gt=0, description="Memory for the KV cache of a CPU server, GiB.")] = 2.0
-    max_model_len: Annotated[int | None, Meta(ge=16, description="Context in tokens. None: the model's own.")] = None
+    max_model_len: Annotated[
+        Annotated[int, Meta(ge=16)] | None, Meta(description="Context in tokens. None: the model's own.")
+    ] = None
     max_num_seqs: Annotated[Count, Meta(description="Answers that a server writes at the same time.")] = 256
     stream_interval: Annotated[Count, Meta(description="Tokens per streamed chunk.")] = 16
     enforce_eager: Annotated[bool, Meta(description="Start without compiling the model: starts sooner.")] = True
@@ -122,9 +122,9 @@ class RewardConfig(Section, frozen=True, kw_only=True):
     ] = None
     workers: Annotated[Count, Meta(description="Processes that run checks.")] = 1
     concurrent: Annotated[Count, Meta(description="Checks that one worker runs at the same time.")] = 4
-    timeout_s: Annotated[
-        Seconds, Meta(description="Deadline of one check; it is killed then, with all it started.")
-    ] = 10.0
+    timeout_s: Annotated[Seconds, Meta(description="Deadline of a check; then it is killed, with all it started.")] = (
+        10.0
+    )
 
 
 class TrainConfig(Section, frozen=True, kw_only=True):
@@ -144,11 +144,9 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     max_tokens_per_microbatch: Annotated[
         Count, Meta(description="Prompt and answer tokens that go through the model at once, per rank.")
     ] = 16384
-    advantage: Annotated[Literal["grpo"], Meta(description="grpo: (reward − group mean) / (group std + ε).")] = "grpo"
+    advantage: Annotated[Literal["grpo"], Meta(description="grpo: (reward − group mean) / (std + ε).")] = "grpo"
     advantage_eps: Annotated[float, Meta(ge=0, description="ε of the advantage's division.")] = 1e-6
-    loss: Annotated[Literal["decoupled_ppo"], Meta(description="decoupled_ppo: Eq. 5 of the AReaL paper.")] = (
-        "decoupled_ppo"
-    )
+    loss: Annotated[Literal["decoupled_ppo"], Meta(description="Eq. 5 of the AReaL paper.")] = "decoupled_ppo"
     aggregation: Annotated[
         Literal["token_mean"], Meta(description="token_mean: every loss-mask token of a minibatch weighs the same.")
     ] = "token_mean"
@@ -173,8 +171,8 @@ class WeightsConfig(Section, frozen=True, kw_only=True):
 class EvalConfig(Section, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=10, description="Sampling temperature; 0 is greedy.")] = 1.0
     samples: Annotated[Count, Meta(description="Answers per problem; the score is their mean.")] = 1
-    limit: Annotated[int | None, Meta(ge=1, description="Only the first so many problems.")] = None
-    max_new_tokens: Annotated[int | None, Meta(ge=1, description="Longest answer; none: as in `rollout`.")] = None
+    limit: Annotated[Count | None, Meta(description="Only the first so many problems.")] = None
+    max_new_tokens: Annotated[Count | None, Meta(description="Longest answer; none: as in `rollout`.")] = None
 
 
 class LogConfig(Section, frozen=True, kw_only=True):
@@ -209,7 +207,7 @@ class Config(Section, frozen=True, kw_only=True):
     runtime_dir: Annotated[
         str | None,
         Meta(
-            description="Folder for sockets, which only the user may enter; none: a new one under the system's temporary "
+            description="Folder for sockets, which only the user may enter; none: a new one under the temporary "
             "folder. Its path must be short: a socket's path has 107 bytes."
         ),
     ] = None

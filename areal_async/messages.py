@@ -18,7 +18,7 @@ SampleId: TypeAlias = str
 Version: TypeAlias = int
 """How many training steps the weights have seen; 0 is the model that the run started from."""
 
-Finish: TypeAlias = Literal["stop", "length"]
+FinishReason: TypeAlias = Literal["stop", "length"]
 """Why an answer ended: by a stop token (end of sequence), or cut at the token limit."""
 Verdict: TypeAlias = Literal["right", "wrong", "no_answer", "bad_data", "timeout", "crash", "infrastructure", "given"]
 """Outcome of a check; `given`: the reward function or the workflow returned a number of its own."""
@@ -122,7 +122,7 @@ class SampleDone(Event, frozen=True, kw_only=True, tag="sample_done"):
     prompt_tokens: int
     length: int
     loss_tokens: int
-    finish: Finish
+    finish: FinishReason
     reward: float | None = None
 
 
@@ -266,8 +266,13 @@ class Minibatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Train(Command, frozen=True, kw_only=True, tag="train"):
-    """Train version `step` into version step + 1 -> StepDone or Failed(of="train"). Also the wire header to the ranks,
-    each of which gets the arrays of its own samples."""
+    """Train version `step` into version step + 1 -> StepDone or Failed(of="train").
+
+    Also the wire header to the ranks. Rank r gets five arrays beside it, of its own samples in the order in which
+    minibatches[*].ranks[r] names them (S samples, T tokens in all): lengths int32 [S]; and, prompts and responses
+    together, sample after sample: token_ids int32 [T], loss_mask uint8 [T], logprobs float32 [T] (of the sampling
+    policy, at the sampling temperature; 0 where the mask is 0), versions int32 [T] (-1 where the mask is 0).
+    """
 
     step: int
     branch: int
@@ -392,7 +397,7 @@ class ScoreTask(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     attempt: int
     prompt: str
     answer: str | None
-    finish: Finish
+    finish: FinishReason
     columns: dict[str, msgspec.Raw]
 
 
@@ -440,6 +445,45 @@ class WorkerError(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     """Answer to a request that raised: the traceback."""
 
     why: str
+
+
+class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trainer rank is started with (a JSON file; the secret comes by the environment).
+
+    dtype: of the forward and backward pass; optimiser and master weights are float32. temperature: logits are divided
+    by it, as the servers do. shm_prefix: published files are `/dev/shm/<shm_prefix>-v<version>.safetensors`.
+    publish_dtype: of the published tensors.
+    """
+
+    model_path: str
+    dtype: Literal["bfloat16", "float32"]
+    publish_dtype: Literal["bfloat16", "float32"]
+    temperature: float
+    seed: int
+    zero_stage: int
+    lr: float
+    warmup_steps: int
+    weight_decay: float
+    betas: tuple[float, float]
+    adam_eps: float
+    max_grad_norm: float
+    clip_eps: float
+    shm_prefix: str
+
+
+class RewardSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reward worker is started with (a JSON file; the secret comes by the environment).
+
+    function: `exact` or `module:function`. model_path: of the tokenizer that decodes the answers. import_paths: folders
+    put before `sys.path` for the user's own function.
+    """
+
+    function: str
+    exact_after: str | None
+    model_path: str
+    concurrent: int
+    timeout_s: float
+    import_paths: tuple[str, ...] = ()
 
 
 AnyWire: TypeAlias = (

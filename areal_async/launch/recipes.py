@@ -47,7 +47,6 @@ def vllm_command(
     ]  # fmt: skip
     env = {
         "VLLM_SERVER_DEV_MODE": "1",                        # /pause, /update_weights, … exist only then
-        "VLLM_PLUGINS": "areal_async",                      # this plug-in and no other
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
