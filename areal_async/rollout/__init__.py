@@ -1,0 +1,1 @@
+"""Rollouts: from a prompt to finished samples, token ids in and out."""
