@@ -46,6 +46,7 @@ lint: env
 docs: env
 	$(BIN)/python tools/draw_lifecycles.py
 	$(BIN)/python tools/draw_configuration.py
+	$(BIN)/python tools/draw_metrics.py
 
 bench: env
 	for bench in tools/bench/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done

@@ -102,7 +102,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
             "servers separated by `|`. None: vLLM chooses."
         ),
     ] = None
-    kv_cache_gib: Annotated[float, Meta(gt=0, description="Memory for the KV cache of a CPU server, GiB.")] = 2.0
+    kv_cache_gib: Annotated[Count, Meta(description="Memory for the KV cache of a CPU server, GiB.")] = 2
     max_model_len: Annotated[
         Annotated[int, Meta(ge=16)] | None, Meta(description="Context in tokens. None: the model's own.")
     ] = None

@@ -47,3 +47,7 @@ class LogError(ArealError):
 
 class IllegalTransition(ArealError):
     """A life cycle was asked for a transition that its table doesn't have; the message holds the thing's story."""
+
+
+class RunFailed(ArealError):
+    """A run stopped before its end; the message is the first cause."""

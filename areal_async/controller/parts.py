@@ -1,0 +1,335 @@
+"""The parts of a run, put together: core, log, wire, children, rollouts, and what carries each command to its part.
+
+What always holds: each command goes to exactly one part; the run ends by one outcome, the first.
+"""
+
+import asyncio
+import inspect
+import logging
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from areal_async import __version__
+from areal_async.config import Config
+from areal_async.controller.crew import Crew
+from areal_async.controller.metrics import Meter, StepRow
+from areal_async.controller.record import Record
+from areal_async.controller.result import RunResult
+from areal_async.controller.rewarding import Rewards
+from areal_async.controller.rollouts import Prompts, Rollouts, RolloutSettings
+from areal_async.controller.runfolder import RunFolder
+from areal_async.controller.samples import Samples
+from areal_async.controller.servers import Servers
+from areal_async.controller.trainer import Trainer
+from areal_async.controller.turn import Turn
+from areal_async.core.orchestrator import Orchestrator
+from areal_async.errors import ConfigError, RunFailed
+from areal_async.log.writer import RunLog
+from areal_async.messages import (
+    AnyCommand,
+    AnyEvent,
+    Cancel,
+    Fail,
+    Failed,
+    Finish,
+    Forget,
+    Hello,
+    Joined,
+    Lost,
+    Note,
+    PeerKind,
+    Publish,
+    ReadGroup,
+    RewardSpec,
+    Score,
+    StartSample,
+    StepDone,
+    StopRequested,
+    Swap,
+    Train,
+    Woke,
+)
+from areal_async.rollout.data import Dataset, Positions
+from areal_async.rollout.text import Text
+from areal_async.rollout.types import ModelIdentity, Sampling
+from areal_async.rollout.workflow import Workflow, load_workflow
+from areal_async.wire.router import Router
+
+logger = logging.getLogger("areal_async")
+
+WATCHDOG_S = 60.0  # nothing has happened for so long: say who waits for whom
+PROBE_PROMPTS = 2  # prompts that a new server's log-probabilities are compared on
+
+
+class Parts:
+    """A run that can be lived once. Errors of the constructor: ConfigError; nothing has been started then."""
+
+    def __init__(
+        self,
+        config: Config,
+        workflow: Workflow | None,
+        reward: Callable[..., object] | None,
+        run_dir: Path | None,
+        on_row: Callable[[StepRow], None],
+    ) -> None:
+        self._config = config
+        self._workflow = workflow or load_workflow(config.rollout.workflow)
+        self._reward_spec = reward_spec(config, reward)
+        self._dataset = Dataset.load(config.data.train, config.data.prompt_key, config.data.answer_key)
+        self._text = Text(config.model.path, config.data.chat_template)
+        self._core = Orchestrator(config.rules)
+        self._on_row = on_row
+        self._meter = Meter(config.rollout.servers)
+        self._samples = Samples()
+        self._secret = secrets.token_hex(32)
+        self._phase = ""
+        self._begun = time.monotonic()
+        self._last_event = self._begun
+        self._stop_requested = False
+        self.folder = RunFolder.create(config, run_dir)
+
+    # ------------------------------------------------------------------------------------------------ a run's life
+
+    async def live(self, group: asyncio.TaskGroup, stack: AsyncExitStack) -> RunResult:
+        """From the first process to the saved model. Errors: the first cause."""
+        self._over: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
+        self._crew = Crew(group)
+        log = RunLog(self.folder.root / "log", self._config.log.segment_bytes)
+        stack.callback(log.close)
+        log.append(self._config.rules)
+        log.append(self._first_note())
+        self._log = log
+        self._address = f"ipc://{self.folder.socket('wire')}"
+        router = await stack.enter_async_context(Router(self._address, self._secret, self._on_joined, self._on_lost))
+        self._assemble(log, router)
+        stack.callback(self._turn.close)
+        stack.callback(self._record.close)
+        self._take(Woke(at=self.now()))
+        if self._stop_requested:
+            self.request_stop()
+        self._start_children(stack)
+        self._crew.start(self._watch_for_standstill(), "watchdog")
+        finish = await self._over
+        self._turn.close()
+        await self._crew.dismiss()
+        model = None
+        if self._trainer.joined:
+            model = self.folder.root / "model"
+            self._phase = f"saving the model to {model}"
+            await self._trainer.save(model)
+        self._phase = "ending the processes"
+        return self._outcome(finish.reason, model)
+
+    def _assemble(self, log: RunLog, router: Router) -> None:
+        config, crew, samples = self._config, self._crew, self._samples
+        self._turn = Turn(
+            self._core, log, carry_out=self._carry_out, seen=self._seen, broken=self._broken, now=self.now
+        )
+        self._take = self._turn.take
+        identity = server_identity(config, self._text)
+        positions = Positions(len(self._dataset.rows), config.seed, config.data.shuffle, config.data.epochs)
+        self._prompts = Prompts(self._dataset, positions, self._text)
+        self._trainer = Trainer(config, router, samples, crew, take=self._take, now=self.now)
+        self._rewards = Rewards(config.reward, self._reward_spec, router, samples, crew, take=self._take, now=self.now)
+        self._servers = Servers(
+            config,
+            crew,
+            identity,
+            probe_prompts=self._probe_prompts,
+            probe_trainer=self._trainer.probe,
+            paused=lambda change: self._meter.paused(self.now(), change),
+            take=self._take,
+            now=self.now,
+        )
+        settings = RolloutSettings(
+            sampling=run_sampling(config, self._text),
+            context=identity.context_tokens,
+            timeout_s=config.rollout.sample_timeout_s,
+            seed=config.seed,
+        )
+        self._rollouts = Rollouts(
+            self._prompts, self._workflow, self._servers.clients, settings, samples, log, crew,
+            take=self._take, now=self.now,
+        )  # fmt: skip
+        metrics = self.folder.root / "metrics.jsonl"
+        self._record = Record(metrics, self._core, samples, self._rollouts, self._meter, self._on_row)
+
+    def _start_children(self, stack: AsyncExitStack) -> None:
+        folder, wire = self.folder, (self._address, self._secret)
+        self._crew.start(
+            self._trainer.start(stack, *wire, folder.runtime, folder.stderr, folder.shm_prefix), "start of the trainer"
+        )
+        self._crew.start(self._rewards.start(stack, *wire, folder.runtime, folder.stderr), "start of the rewards")
+        for name in self._servers.names():
+            file = name.replace(" ", "-")
+            self._crew.start(
+                self._servers.start(stack, name, folder.socket(file), folder.stderr(file)), f"start of {name}"
+            )
+
+    def _probe_prompts(self) -> list[list[int]]:
+        """The first prompts of the run: what its servers will be asked."""
+        prompts = [self._prompts.at(position) for position in range(PROBE_PROMPTS)]
+        return [prompt.token_ids for prompt in prompts if prompt is not None]
+
+    def _first_note(self) -> Note:
+        return Note(
+            at=0.0,
+            what="run",
+            data={"name": self._config.name, "python": sys.version.split()[0], "areal_async": __version__},
+        )
+
+    def _outcome(self, reason: str, model: Path | None) -> RunResult:
+        rows, meter = self._record.rows, self._meter
+        whole = max(meter.total_s, 1e-9)
+        return RunResult(
+            reason=reason,
+            steps=len(rows),
+            folder=self.folder.root,
+            model=model,
+            seconds=self.now(),
+            both_busy_share=meter.total_both_s / whole,
+            trainer_idle_share=1 - meter.total_training_s / whole,
+            rollout_idle_share=1 - meter.total_rollout_s / whole,
+            rows=tuple(rows),
+        )
+
+    # ----------------------------------------------------------------------------------------------------- commands
+
+    def _carry_out(self, command: AnyCommand) -> None:
+        match command:
+            case ReadGroup():
+                self._rollouts.read_group(command)
+            case StartSample():
+                self._rollouts.start(command)
+            case Score():
+                self._rewards.score(command)
+            case Train():
+                self._trainer.train(command)
+            case Publish():
+                self._trainer.publish(command)
+            case Swap():
+                self._servers.swap(command)
+            case Cancel():
+                self._rewards.cancel(command)
+                self._rollouts.cancel(command)
+            case Forget():
+                for sample in command.samples:
+                    self._samples.pop(sample, None)
+            case Finish():
+                self._end(command)
+            case Fail():
+                self._broken(RunFailed(command.why))
+
+    def _end(self, finish: Finish) -> None:
+        if not self._over.done():
+            self._over.set_result(finish)
+
+    def _broken(self, error: Exception) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)
+
+    # ------------------------------------------------------------------------------------------------------- events
+
+    def now(self) -> float:
+        """The run clock, seconds."""
+        return time.monotonic() - self._begun
+
+    def request_stop(self) -> None:
+        """After the step that is running, save and leave."""
+        self._stop_requested = True
+        if hasattr(self, "_turn"):
+            self._take(StopRequested(at=self.now()))
+
+    def _seen(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        self._last_event = time.monotonic()
+        self._record.seen(event, commands)
+        if isinstance(event, Joined):
+            logger.info("%s is there (%.0f s)", event.id, event.at)
+        elif isinstance(event, StepDone) and event.skipped:
+            logger.warning("step %d: the update was left out: %s", event.step, event.skipped)
+        elif isinstance(event, Failed):
+            logger.warning("%s", event.why)
+        if isinstance(event, StepDone):
+            self._crew.start(self._log.sync(), f"sync of the log after step {event.step}")
+
+    def _on_joined(self, hello: Hello) -> str | None:
+        part = self._trainer if hello.worker == "trainer" else self._rewards
+        return part.on_joined(hello)
+
+    def _on_lost(self, name: str, why: str) -> None:
+        peer: PeerKind = "trainer" if name.startswith("trainer") else "rewards"
+        self._take(Lost(at=self.now(), peer=peer, id=name, why=f"{name}: {why}"))
+
+    # ------------------------------------------------------------------------------------------------------ for people
+
+    def phase(self) -> str:
+        """What the run is doing, or what it waits for."""
+        return self._phase or self._record.waiting or self._core.waiting()
+
+    async def _watch_for_standstill(self) -> None:
+        told_s = WATCHDOG_S
+        while True:
+            await asyncio.sleep(WATCHDOG_S / 12)
+            silent_s = time.monotonic() - self._last_event
+            if silent_s < WATCHDOG_S:
+                told_s = WATCHDOG_S
+            elif silent_s >= told_s:
+                logger.warning("nothing has moved for %.0f s. %s", silent_s, self._core.waiting())
+                told_s *= 2
+
+
+# --------------------------------------------------------------------------------- what parts are told of the config
+
+
+def reward_spec(config: Config, reward: Callable[..., object] | None) -> RewardSpec:
+    """What the reward workers are started with. Errors: ConfigError where `reward` can't be imported by them."""
+    function = config.reward.function
+    folders: tuple[str, ...] = (str(Path.cwd()),)
+    if reward is not None:
+        function, folder = import_path(reward)
+        folders = (folder, *folders)
+    return RewardSpec(
+        function=function,
+        exact_after=config.reward.exact_after,
+        model_path=config.model.path,
+        concurrent=config.reward.concurrent,
+        timeout_s=config.reward.timeout_s,
+        import_paths=folders,
+    )
+
+
+def import_path(function: Callable[..., object]) -> tuple[str, str]:
+    """(`module:function`, folder to import it from) of a function at the top of a module, the main script's too."""
+    name, source = getattr(function, "__qualname__", ""), inspect.getsourcefile(function)
+    if not name.isidentifier() or source is None:
+        raise ConfigError(
+            f"reward: {function!r} can't be imported by the reward workers; pass a function defined at the top of a "
+            f"module"
+        )
+    module = function.__module__
+    path = Path(source).resolve()
+    if module == "__main__":
+        return f"{path.stem}:{name}", str(path.parent)
+    return f"{module}:{name}", str(path.parents[module.count(".")])
+
+
+def run_sampling(config: Config, text: Text) -> Sampling:
+    stops = sorted({*text.eos_token_ids, *config.rollout.stop_token_ids})
+    return Sampling(
+        temperature=config.rollout.temperature,
+        max_tokens=config.rollout.max_new_tokens,
+        stop_token_ids=tuple(stops),
+    )
+
+
+def server_identity(config: Config, text: Text) -> ModelIdentity:
+    """What the run's servers must be."""
+    return ModelIdentity(
+        vocab_size=text.vocab_size,
+        context_tokens=min(text.context, config.server.max_model_len or text.context),
+        dtype=config.model.dtype,
+    )

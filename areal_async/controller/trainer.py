@@ -1,0 +1,222 @@
+"""Carries out what the core says about training: starts the ranks, sends them their parts, collects their answers.
+
+What always holds: a step is done when all ranks have answered; the ranks of one request get the same header; what a
+rank answers is never taken for another request's answer (the wire sees to it by ids).
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from areal_async.config import Config
+from areal_async.controller.crew import Crew
+from areal_async.controller.rewarding import wait_for_start
+from areal_async.controller.samples import Samples
+from areal_async.errors import TrainerError, WireError
+from areal_async.launch.child import Child, ChildSpec
+from areal_async.launch.recipes import trainer_command
+from areal_async.messages import (
+    AnyEvent,
+    AnyWire,
+    Failed,
+    Hello,
+    Joined,
+    Lost,
+    ModelSaved,
+    ParameterInfo,
+    Probe,
+    ProbeResult,
+    Publish,
+    Published,
+    SaveModel,
+    StepDone,
+    Train,
+    TrainerSpec,
+)
+from areal_async.wire.router import Router
+
+PUBLISH_TIMEOUT_S = 600.0  # writing the whole model to memory
+SAVE_TIMEOUT_S = 1800.0  # writing the whole model to disk
+PROBE_TIMEOUT_S = 300.0
+
+
+def trainer_spec(config: Config, shm_prefix: str) -> TrainerSpec:
+    train = config.train
+    return TrainerSpec(
+        model_path=config.model.path,
+        dtype=train.dtype or config.model.dtype,
+        publish_dtype=config.model.dtype,
+        temperature=config.rollout.temperature,
+        seed=config.seed,
+        zero_stage=train.zero_stage,
+        lr=train.lr,
+        warmup_steps=train.warmup_steps,
+        weight_decay=train.weight_decay,
+        betas=train.betas,
+        adam_eps=train.adam_eps,
+        max_grad_norm=train.max_grad_norm,
+        clip_eps=train.clip_eps,
+        shm_prefix=shm_prefix,
+    )
+
+
+class Trainer:
+    """The trainer ranks, as one."""
+
+    def __init__(
+        self,
+        config: Config,
+        router: Router,
+        samples: Samples,
+        crew: Crew,
+        *,
+        take: Callable[[AnyEvent], None],
+        now: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._router = router
+        self._samples = samples
+        self._crew = crew
+        self._take = take
+        self._now = now
+        self._names = [f"trainer.{rank}" for rank in range(config.train.ranks)]
+        self._hellos: dict[str, Hello] = {}
+        self._complete = asyncio.Event()
+        self._child: Child | None = None
+
+    @property
+    def joined(self) -> bool:
+        """All ranks are there."""
+        return self._complete.is_set()
+
+    @property
+    def parameters(self) -> tuple[ParameterInfo, ...]:
+        """What the trainer publishes."""
+        return self._hellos[self._names[0]].parameters
+
+    async def start(
+        self,
+        stack: AsyncExitStack,
+        address: str,
+        secret: str,
+        folder: Path,
+        stderr: Callable[[str], Path],
+        shm_prefix: str,
+    ) -> None:
+        """Start all ranks and wait until they are there. Errors: LaunchError with the tail of their stderr."""
+        spec_path = folder / "trainer.json"
+        spec_path.write_bytes(msgspec.json.encode(trainer_spec(self._config, shm_prefix)))
+        argv, env = trainer_command(
+            connect=address, spec=str(spec_path), ranks=self._config.train.ranks, cores=self._config.train.cores
+        )
+        child = await Child.start(
+            ChildSpec(
+                name="trainer",
+                argv=tuple(argv),
+                env=env | {"AREAL_ASYNC_SECRET": secret},
+                stderr_path=stderr("trainer"),
+                shm_prefix=shm_prefix,
+            )
+        )
+        stack.push_async_callback(child.stop, 1.0)
+        self._child = child
+        await wait_for_start(child, self._complete, self._config.train.start_timeout_s, "the trainer")
+        self._crew.start(self._watch(child), "watch trainer")
+        self._take(Joined(at=self._now(), peer="trainer", id="trainer", version=0))
+
+    def on_joined(self, hello: Hello) -> str | None:
+        """A rank says Hello; answers why it isn't taken in, or None."""
+        if hello.name not in self._names or hello.world != len(self._names):
+            return f"this run has trainer ranks {', '.join(self._names)}; {hello.name} of {hello.world} is none of them"
+        self._hellos[hello.name] = hello
+        if len(self._hellos) == len(self._names):
+            self._complete.set()
+        return None
+
+    async def _watch(self, child: Child) -> None:
+        code = await child.wait()
+        why = f"the trainer ended with {code}; the end of its stderr:\n{child.tail()}"
+        self._take(Lost(at=self._now(), peer="trainer", id="trainer", why=why))
+
+    def train(self, command: Train) -> None:
+        self._crew.start(self._train(command), f"train step {command.step}")
+
+    def publish(self, command: Publish) -> None:
+        self._crew.start(self._publish(command), f"publish version {command.version}")
+
+    async def _train(self, command: Train) -> None:
+        parts = [self._samples.part(command, rank) for rank in range(len(self._names))]
+        id = f"train {command.step} branch {command.branch}"
+        try:
+            answers = await self._ask(command, id, self._config.train.step_timeout_s, parts)
+        except WireError as error:
+            self._take(Failed(at=self._now(), of="train", id=str(command.step), why=f"step {command.step}: {error}"))
+            return
+        done = _expect(answers[0], StepDone, command)
+        # the rank's clock means nothing here: the event carries the controller's
+        self._take(msgspec.structs.replace(done, at=self._now()))
+
+    async def _publish(self, command: Publish) -> None:
+        id = f"publish {command.version} branch {command.branch}"
+        try:
+            answers = await self._ask(command, id, PUBLISH_TIMEOUT_S)
+        except WireError as error:
+            why = f"version {command.version} was not published: {error}"
+            self._take(Failed(at=self._now(), of="publish", id=str(command.version), why=why))
+            return
+        done = _expect(answers[0], Published, command)
+        self._take(msgspec.structs.replace(done, at=self._now()))
+
+    async def probe(self, token_ids: npt.NDArray[np.int32], temperature: float, id: str) -> npt.NDArray[np.float32]:
+        """Log-probabilities of a sequence under the trainer's present weights, float32 [n]; element 0 is 0."""
+        answer, arrays = await self._router.request(
+            self._names[0], Probe(id=id, temperature=temperature), [token_ids], id=id, deadline_s=PROBE_TIMEOUT_S
+        )
+        if not isinstance(answer, ProbeResult) or len(arrays) != 1:
+            raise TrainerError(f"the trainer answered a probe with {type(answer).__name__}")
+        return arrays[0].astype(np.float32)
+
+    async def save(self, folder: Path) -> None:
+        """Write the model in Hugging Face form. Errors: TrainerError."""
+        try:
+            answers = await self._ask(SaveModel(path=str(folder)), f"save {folder}", SAVE_TIMEOUT_S)
+        except WireError as error:
+            raise TrainerError(f"the model was not saved to {folder}: {error}") from error
+        if not isinstance(answers[0], ModelSaved):
+            raise TrainerError(f"the trainer answered the saving of {folder} with {type(answers[0]).__name__}")
+
+    async def _ask(
+        self,
+        message: AnyWire,
+        id: str,
+        deadline_s: float,
+        parts: Sequence[list[npt.NDArray[np.generic]]] | None = None,
+    ) -> list[AnyWire]:
+        """Send one message to all ranks; their answers in the order of the ranks. Errors: WireError, the first."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                asked = [
+                    group.create_task(
+                        self._router.request(name, message, parts[rank] if parts else (), id=id, deadline_s=deadline_s),
+                        name=f"{id} to {name}",
+                    )
+                    for rank, name in enumerate(self._names)
+                ]
+        except* WireError as errors:
+            raise errors.exceptions[0] from None
+        return [task.result()[0] for task in asked]
+
+
+Answer = TypeVar("Answer", StepDone, Published)
+
+
+def _expect(answer: AnyWire, kind: type[Answer], command: Train | Publish) -> Answer:
+    if not isinstance(answer, kind):
+        raise TrainerError(f"the trainer answered {type(command).__name__} with {type(answer).__name__}")
+    return answer
