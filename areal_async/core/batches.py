@@ -1,0 +1,102 @@
+"""What a training step is made of: advantages, order, split over minibatches, ranks and micro-batches, divisors.
+
+What always holds: a function of the groups, the rules and the step alone (no state, no clock, a stated generator for
+the order), so a batch can be made again bit for bit; every rank has the same number of micro-batches; the divisor of
+a minibatch doesn't depend on how it is split.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+from areal_async.core import packing
+from areal_async.core.ledger import Group
+from areal_async.messages import Minibatch, Rules, Train, TrainSample
+
+_MASK: Final = (1 << 64) - 1
+Item = TypeVar("Item")
+
+
+def grpo(rewards: Sequence[float | None], eps: float) -> list[float | None]:
+    """Advantages of one group: (reward - mean) / (std + eps), std with n - 1 (GRPO, arXiv 2402.03300).
+
+    A member without a reward (None) is left out and gets None. Exactly 0 for a single reward and for equal rewards.
+    """
+    known = [reward for reward in rewards if reward is not None]
+    if not known:
+        return [None] * len(rewards)
+    if min(known) == max(known):
+        return [None if reward is None else 0.0 for reward in rewards]
+    mean = math.fsum(known) / len(known)
+    widest = max(max(known) - mean, mean - min(known))  # divided by it, no square can vanish or overflow
+    std = widest * math.sqrt(math.fsum(((reward - mean) / widest) ** 2 for reward in known) / (len(known) - 1))
+    return [None if reward is None else (reward - mean) / (std + eps) for reward in rewards]
+
+
+def form(groups: Sequence[Group], *, step: int, branch: int, rules: Rules) -> Train:
+    """The command that trains these groups as step `step`: their samples in the order of `groups`, then of members.
+
+    With one minibatch, nothing is shuffled. With several, the groups are dealt to them in a seeded order, whole groups
+    and the same number each.
+    """
+    samples: list[TrainSample] = []
+    tokens: list[int] = []  # prompt + response, of each sample
+    losses: list[int] = []  # response tokens with loss mask 1, of each sample
+    members: list[list[int]] = []  # indices into `samples`, of each group
+    for group in groups:
+        first = len(samples)
+        advantages = grpo([sample.reward for sample in group.samples], rules.advantage_eps)
+        for sample, advantage in zip(group.samples, advantages, strict=True):
+            if advantage is None or sample.done is None:
+                continue
+            samples.append(TrainSample(sample.id, sample.attempt, advantage))
+            tokens.append(sample.done.prompt_tokens + sample.done.length)
+            losses.append(sample.done.loss_tokens)
+        members.append(list(range(first, len(samples))))
+    if rules.minibatches > 1:
+        members = shuffled(members, rules.seed, step)
+    size = len(groups) // rules.minibatches
+    parts = [members[start : start + size] for start in range(0, len(groups), size)]
+    return Train(
+        step=step,
+        branch=branch,
+        groups=tuple(group.id for group in groups),
+        samples=tuple(samples),
+        minibatches=tuple(_minibatch([i for group in part for i in group], tokens, losses, rules) for part in parts),
+    )
+
+
+def shuffled(items: Sequence[Item], seed: int, step: int) -> list[Item]:
+    """A new order of the items, the same for the same seed and step: Fisher-Yates with SplitMix64.
+
+    (Steele, Lea, Flood 2014. The remainder that picks a place favours low places by less than n / 2^64.)
+    """
+    order = list(items)
+    state = _mix((seed & _MASK) ^ _mix(step))
+    for place in range(len(order) - 1, 0, -1):
+        state = (state + 0x9E3779B97F4A7C15) & _MASK
+        other = _mix(state) % (place + 1)
+        order[place], order[other] = order[other], order[place]
+    return order
+
+
+def _minibatch(indices: Sequence[int], tokens: Sequence[int], losses: Sequence[int], rules: Rules) -> Minibatch:
+    """One optimiser step over these samples: ranks get nearly the same number of tokens, and as many passes."""
+    shares = [
+        [indices[place] for place in share]
+        for share in packing.balance([tokens[index] for index in indices], rules.ranks)
+    ]
+    capacity = rules.max_tokens_per_microbatch
+    passes = max(len(packing.pack([tokens[index] for index in share], capacity)) for share in shares)
+    ranks = []
+    for share in shares:
+        packed = packing.pack([tokens[index] for index in share], capacity, max(passes, 1))
+        ranks.append(tuple(tuple(share[place] for place in micro) for micro in packed))
+    return Minibatch(divisor=float(max(sum(losses[index] for index in indices), 1)), ranks=tuple(ranks))
+
+
+def _mix(value: int) -> int:
+    """The output function of SplitMix64."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

@@ -1,0 +1,285 @@
+"""Groups and samples on their way from a prompt to `ready`: admission, attempts, rewards, failures, cancelling.
+
+What always holds: a group begins only where `admission` allows it; a sample has one attempt at a time, on a server that
+holds at least its group's floor; whatever ends a group gives its place back in the same moment; events that are told
+twice, or of attempts that are over, change nothing.
+"""
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from typing import Final
+
+from areal_async.core import admission
+from areal_async.core.fleet import Fleet
+from areal_async.core.ledger import Group, Ledger, Sample
+from areal_async.core.routing import least_loaded
+from areal_async.errors import IllegalTransition
+from areal_async.messages import (
+    Cancel,
+    DataEnded,
+    Fail,
+    Failed,
+    Forget,
+    GroupRead,
+    ReadGroup,
+    Rules,
+    SampleDone,
+    SampleId,
+    Score,
+    Scored,
+    StartSample,
+)
+
+MAX_FILTERED_IN_A_ROW: Final = 10_000  # groups; a run that filters all of them would generate for ever
+LARGEST_REWARD: Final = 1e100  # beyond it sums lose all meaning; such a reward, an infinite one or a NaN is none
+
+GroupCommand = ReadGroup | StartSample | Score | Cancel | Forget | Fail
+
+
+class Groups:
+    """refused: groups whose prompt could not be used; they are among the failed ones."""
+
+    def __init__(self, rules: Rules, ledger: Ledger, fleet: Fleet) -> None:
+        self._rules = rules
+        self._ledger = ledger
+        self._fleet = fleet
+        self._position = 0  # the next one that no group has had
+        self._again: list[int] = []  # positions whose group was cancelled by a rollback, a heap
+        self._end: int | None = None  # the first position without a prompt
+        self._failures = 0
+        self._first_failure = ""
+        self._filtered_in_a_row = 0
+        self.refused = 0
+
+    def admit(self, at: float) -> list[ReadGroup]:
+        """As many groups as the staleness rule, the places for samples and the data allow."""
+        rules, ledger, fleet = self._rules, self._ledger, self._fleet
+        commands: list[ReadGroup] = []
+        while (
+            ledger.in_flight + rules.group_size <= rules.max_concurrent
+            and fleet.newest_open is not None
+            and admission.capacity(fleet.newest_open, ledger.taken, rules) > 0
+            and ledger.taken < rules.steps * rules.batch_groups  # more could never be trained
+        ):
+            server = least_loaded(fleet.open, admission.lowest_floor(ledger.taken, rules))
+            if server is None or self.data_ended:
+                break
+            group = ledger.admit(self._take_position(), server.id, server.version, at)
+            server.load += rules.group_size
+            commands.append(ReadGroup(group=group.id, position=group.position))
+        return commands
+
+    @property
+    def data_ended(self) -> bool:
+        """Whether there is no prompt left that a new group could have."""
+        return not self._again and self._end is not None and self._position >= self._end
+
+    def read(self, event: GroupRead) -> list[GroupCommand]:
+        group = self._ledger.find_group(event.group)
+        if group is None or group.state != "admitted":
+            return []  # cancelled, or told again
+        self._ledger.move_group(
+            group, "running", event.at, "row {}, prompt of {} tokens", event.row, event.prompt_tokens
+        )
+        return [self._start(sample, event.at) for sample in group.samples]
+
+    def ended(self, event: DataEnded) -> list[GroupCommand]:
+        group = self._ledger.find_group(event.group)
+        if group is None:
+            return []
+        self._end = group.position if self._end is None else min(group.position, self._end)
+        return self._close(group, "cancelled", event.at, "the data ended")
+
+    def done(self, event: SampleDone) -> list[GroupCommand]:
+        sample = self._ledger.find_sample(event.sample, event.attempt)
+        if sample is None or sample.done is not None or sample.state == "failed":
+            return []
+        _expect(sample, "running", "its answer came")
+        if event.loss_tokens and event.oldest < sample.group.floor:
+            return [Fail(why=self._too_old(sample, event))]
+        tokens = event.prompt_tokens + event.length
+        if tokens > self._rules.max_tokens_per_microbatch:
+            why = f"it has {tokens} tokens, train.max_tokens_per_microbatch is {self._rules.max_tokens_per_microbatch}"
+            return self._failed(sample, event.at, why)
+        if event.reward is not None:
+            self._free(sample)
+            sample.done = event
+            return self._outcome(sample, event.reward, event.at, "given")
+        self._ledger.move_sample(
+            sample, "scoring", event.at, "{} tokens of versions {} to {}", event.length, event.oldest, event.newest
+        )
+        self._free(sample)
+        sample.done = event
+        return [Score(sample=sample.id, attempt=sample.attempt)]
+
+    def scored(self, event: Scored) -> list[GroupCommand]:
+        sample = self._ledger.find_sample(event.sample, event.attempt)
+        if sample is None or (sample.done is not None and sample.state != "scoring"):
+            return []
+        _expect(sample, "scoring", "its check ended")
+        return self._outcome(sample, event.reward, event.at, event.verdict)
+
+    def sample_failed(self, event: Failed) -> list[GroupCommand]:
+        sample = self._ledger.find_sample(event.id, event.attempt)
+        if sample is None or sample.state == "failed":
+            return []
+        _expect(sample, "running", "its rollout failed")
+        return self._failed(sample, event.at, event.why)
+
+    def group_failed(self, event: Failed) -> list[GroupCommand]:
+        """Its prompt can't be used."""
+        group = self._ledger.find_group(int(event.id))
+        if group is None:
+            return []
+        if group.state != "admitted":
+            raise IllegalTransition(f"the prompt of {group.label} can't be refused, it was read:\n{group.story()}")
+        self.refused += 1
+        commands = self._close(group, "failed", event.at, "its prompt can't be used: {}", event.why)
+        return commands + self._count_failure(group, f"its prompt can't be used: {event.why}")
+
+    def cancel_unready(self, at: float, why: str) -> list[GroupCommand]:
+        """Stop every group that is not ready yet."""
+        commands: list[GroupCommand] = []
+        for group in self._ledger.outstanding_groups():
+            if group.state != "ready":
+                commands += self._close(group, "cancelled", at, why)
+        return commands
+
+    def start_again(self, at: float, why: str) -> list[GroupCommand]:
+        """After a rollback: stop every group that is not ready yet; its prompt gets a new group before any other."""
+        for group in self._ledger.outstanding_groups():
+            if group.state != "ready":
+                heappush(self._again, group.position)
+        return self.cancel_unready(at, why)
+
+    # ------------------------------------------------------------------------------------------------ one sample
+
+    def _start(self, sample: Sample, at: float) -> StartSample:
+        self._ledger.move_sample(sample, "running", at, "attempt {} on server {}", sample.attempt, sample.server)
+        return StartSample(
+            sample=sample.id,
+            attempt=sample.attempt,
+            position=sample.group.position,
+            server=sample.server,
+            floor=sample.group.floor,
+        )
+
+    def _outcome(self, sample: Sample, reward: float | None, at: float, verdict: str) -> list[GroupCommand]:
+        self._ledger.move_sample(sample, "scored", at, "{}, reward {}", verdict, reward)
+        if reward is not None and abs(reward) <= LARGEST_REWARD:
+            sample.reward = reward
+        group = sample.group
+        group.open -= 1
+        return [] if group.open else self._decide(group, at)
+
+    def _failed(self, sample: Sample, at: float, why: str) -> list[GroupCommand]:
+        """Another attempt, or the end of the sample, perhaps of its group, perhaps of the run."""
+        self._free(sample)
+        if sample.attempt < self._rules.retries:
+            server = least_loaded(self._fleet.open, sample.group.floor)
+            if server is None:  # the group's own server is always there
+                raise IllegalTransition(f"no server holds version {sample.group.floor}:\n{sample.story()}")
+            sample.note(at, "attempt {} failed: {}", sample.attempt, why)
+            sample.attempt += 1
+            sample.server = server.id
+            server.load += 1
+            return [self._start(sample, at)]
+        self._ledger.move_sample(sample, "failed", at, "attempt {} failed: {}", sample.attempt, why)
+        group = sample.group
+        group.open -= 1
+        group.lost += 1
+        if self._rules.group_size - group.lost < self._rules.min_group:
+            last = f"{sample.label} failed in each of its {sample.attempt + 1} attempts, the last time with: {why}"
+            commands = self._close(group, "failed", at, "{}", last)
+            return commands + self._count_failure(group, last)
+        return [] if group.open else self._decide(group, at)
+
+    def _free(self, sample: Sample) -> None:
+        """Its server has room again."""
+        self._fleet.servers[sample.server].load -= 1
+
+    def _too_old(self, sample: Sample, event: SampleDone) -> str:
+        return (
+            f"{sample.label} came back with a token of version {event.oldest}, but its group may only have tokens of"
+            f" version {sample.group.floor} or newer. {self._fleet.servers[sample.server].story()}\n"
+            "The server, or who asked it, reports wrong versions: nothing that it says can be trained on."
+            f" The sample's story:\n{sample.story()}"
+        )
+
+    # ------------------------------------------------------------------------------------------------- one group
+
+    def _decide(self, group: Group, at: float) -> list[GroupCommand]:
+        """All members have their outcome: it is ready, or it teaches nothing."""
+        rewards = [sample.reward for sample in group.samples if sample.reward is not None]
+        self._ledger.move_group(group, "scored", at)
+        if len(rewards) < max(self._rules.min_group, 1):
+            return self._filter(group, at, "{} members have a reward, {} are needed", len(rewards))
+        if self._rules.drop_equal and min(rewards) == max(rewards):
+            return self._filter(group, at, "all {} rewards are equal", len(rewards))
+        self._filtered_in_a_row = 0
+        self._ledger.move_group(group, "ready", at, "{} rewards", len(rewards))
+        left_out = tuple(s.id for s in group.samples if s.state == "scored" and s.reward is None)
+        for sample in group.samples:
+            if sample.state == "scored" and sample.reward is None:
+                self._ledger.move_sample(sample, "filtered", at, "no reward")
+        return _forget(left_out)
+
+    def _filter(self, group: Group, at: float, why: str, count: int) -> list[GroupCommand]:
+        self._filtered_in_a_row += 1
+        commands = self._close(group, "filtered", at, why, count, max(self._rules.min_group, 1))
+        if self._filtered_in_a_row < MAX_FILTERED_IN_A_ROW:
+            return commands
+        fail = Fail(
+            why=f"{MAX_FILTERED_IN_A_ROW} groups in a row were filtered, so nothing can be learned. The last one:\n"
+            f"{group.story()}\nLook at what the reward gives (`areal-async score`), or at rollout.drop_equal"
+        )
+        return [*commands, fail]
+
+    def _close(
+        self, group: Group, state: str, at: float, why: str, *words: str | int | float | None
+    ) -> list[GroupCommand]:
+        """The group is over without being trained: what runs is cancelled, what has arrived is forgotten."""
+        commands: list[GroupCommand] = []
+        arrived: list[SampleId] = []
+        for sample in group.samples:
+            if sample.state == "failed":
+                continue
+            if sample.state in ("running", "scoring"):
+                commands.append(Cancel(sample=sample.id, attempt=sample.attempt))
+            if sample.done is None:
+                self._free(sample)
+            else:
+                arrived.append(sample.id)
+            self._ledger.move_sample(sample, "filtered" if state == "filtered" else "cancelled", at, why, *words)
+        self._ledger.move_group(group, state, at, why, *words)
+        self._ledger.drop([group])
+        return commands + _forget(tuple(arrived))
+
+    def _count_failure(self, group: Group, why: str) -> list[GroupCommand]:
+        self._failures += 1
+        if not self._first_failure:
+            self._first_failure = f"{group.label} (position {group.position}): {why}\n{group.story()}"
+        if self._failures <= self._rules.max_failures:
+            return []
+        fail = Fail(
+            why=f"{self._failures} groups failed ({self.refused} of them for their prompt), and rollout.max_failures is"
+            f" {self._rules.max_failures}. The first one was {self._first_failure}\n"
+            "Repair the cause, or raise rollout.max_failures to go on without such groups"
+        )
+        return [fail]
+
+    def _take_position(self) -> int:
+        if self._again:
+            return heappop(self._again)
+        self._position += 1
+        return self._position - 1
+
+
+def _expect(sample: Sample, state: str, what: str) -> None:
+    if sample.state != state:
+        raise IllegalTransition(f"{what}, but {sample.label} is {sample.state}, not {state}:\n{sample.story()}")
+
+
+def _forget(samples: Iterable[SampleId]) -> list[GroupCommand]:
+    names = tuple(samples)
+    return [Forget(samples=names)] if names else []

@@ -1,0 +1,240 @@
+"""The ledger: every group and sample that the run knows of, counted by state.
+
+What always holds, at every moment, for groups and for samples: admitted = trained + filtered + failed + cancelled +
+outstanding + training; and handed = step · B = groups in `training` or `trained` since the version that the run began
+with. Counts change in one place only, `move_group` and `move_sample`, together with the life cycle. Things whose life
+is over are counted, not kept (the log has them); nothing here takes longer because more is in flight.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from areal_async.core import admission
+from areal_async.core.lifecycle import GROUP, SAMPLE, Thing, Word
+from areal_async.errors import IllegalTransition
+from areal_async.messages import GroupId, Rules, SampleDone, SampleId, Version, group_of, sample_id
+
+OUTSTANDING: Final = ("admitted", "running", "scored", "ready")
+SAMPLE_OUTSTANDING: Final = ("waiting", "running", "scoring", "scored")
+IN_FLIGHT: Final = ("waiting", "running")  # samples that take up a place at a server
+
+
+class Sample(Thing):
+    """One answer. done: what its rollout reported, once it is finished. server: where its present attempt runs."""
+
+    __slots__ = ("attempt", "done", "group", "id", "member", "reward", "server")
+    lifecycle = SAMPLE
+
+    def __init__(self, group: "Group", member: int, at: float) -> None:
+        self.id: SampleId = sample_id(group.id, member)
+        super().__init__(f"sample {self.id}", at)
+        self.group = group
+        self.member = member
+        self.attempt = 0
+        self.server = group.server
+        self.done: SampleDone | None = None
+        self.reward: float | None = None
+
+
+class Group(Thing):
+    """The samples of one prompt. floor: no request of it goes to a server below this version. deadline: the last step
+    that may train it. open: members whose outcome isn't known yet. lost: members that failed."""
+
+    __slots__ = ("deadline", "floor", "id", "lost", "open", "position", "samples", "server")
+    lifecycle = GROUP
+
+    def __init__(
+        self, number: GroupId, position: int, server: str, floor: Version, last_step: int, size: int, at: float
+    ) -> None:
+        super().__init__(
+            f"group {number}", at, "position {}, floor {}, deadline {}, server {}", position, floor, last_step, server
+        )
+        self.id = number
+        self.position = position
+        self.server = server
+        self.floor = floor
+        self.deadline = last_step
+        self.samples = [Sample(self, member, at) for member in range(size)]
+        self.open = size
+        self.lost = 0
+
+
+class Ledger:
+    """All groups and samples. step: the next step to be formed, so B · step groups have been handed to training."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.step = 0
+        self.admitted = 0
+        self.in_flight = 0  # samples that have a place at a server, or will as soon as their prompt is read
+        self.groups: dict[GroupId, Group] = {}
+        self.samples: dict[SampleId, Sample] = {}
+        self._counts = dict.fromkeys(GROUP.table, 0)
+        self._sample_counts = dict.fromkeys(SAMPLE.table, 0)
+        self._deadlines: dict[int, int] = {}
+        self._ready: dict[int, dict[GroupId, Group]] = {}
+
+    @property
+    def outstanding(self) -> int:
+        counts = self._counts
+        return counts["admitted"] + counts["running"] + counts["scored"] + counts["ready"]
+
+    @property
+    def ready(self) -> int:
+        return self._counts["ready"]
+
+    @property
+    def taken(self) -> int:
+        """Groups handed to training + groups outstanding: what Eq. 3 limits."""
+        return self.step * self.rules.batch_groups + self.outstanding
+
+    def balance(self) -> dict[str, int]:
+        """The balance for people and metrics; `stale` is always 0, since batches wait (`when_older: wait`)."""
+        counts, samples = self._counts, self._sample_counts
+        size = self.rules.group_size
+        return {
+            "admitted": self.admitted,
+            **{state: counts.get(state, 0) for state in ("trained", "filtered", "stale", "failed", "cancelled")},
+            "outstanding": self.outstanding,
+            "training": counts["training"],
+            "samples_admitted": self.admitted * size,
+            **{
+                f"samples_{state}": samples.get(state, 0)
+                for state in ("trained", "filtered", "stale", "failed", "cancelled")
+            },
+            "samples_outstanding": sum(samples[state] for state in SAMPLE_OUTSTANDING),
+            "samples_training": samples["training"],
+        }
+
+    def admit(self, position: int, server: str, floor: Version, at: float) -> Group:
+        """A new group, with a place for each of its samples."""
+        size = self.rules.group_size
+        last_step = admission.deadline(floor, self.rules)
+        group = Group(self.admitted, position, server, floor, last_step, size, at)
+        self.admitted += 1
+        self.groups[group.id] = group
+        for sample in group.samples:
+            self.samples[sample.id] = sample
+        self._counts["admitted"] += 1
+        self._sample_counts["waiting"] += size
+        self._deadlines[last_step] = self._deadlines.get(last_step, 0) + 1
+        self.in_flight += size
+        return group
+
+    def move_sample(self, sample: Sample, state: str, at: float, why: str = "", *words: Word) -> None:
+        old = sample.state
+        sample.move(state, at, why, *words)
+        self._sample_counts[old] -= 1
+        self._sample_counts[state] += 1
+        if old in IN_FLIGHT and state not in IN_FLIGHT:
+            self.in_flight -= 1
+
+    def move_group(self, group: Group, state: str, at: float, why: str = "", *words: Word) -> None:
+        old = group.state
+        group.move(state, at, why, *words)
+        self._counts[old] -= 1
+        self._counts[state] += 1
+        if state == "ready":
+            self._ready.setdefault(group.deadline, {})[group.id] = group
+        if old in OUTSTANDING and state not in OUTSTANDING:
+            self._leave(group)
+
+    def find_group(self, number: GroupId) -> Group | None:
+        """The live group; None if its life is over. Raises IllegalTransition if there never was one."""
+        group = self.groups.get(number)
+        if group is None and not 0 <= number < self.admitted:
+            raise IllegalTransition(f"an event tells of group {number}, but only {self.admitted} were ever admitted")
+        return group
+
+    def find_sample(self, name: SampleId, attempt: int) -> Sample | None:
+        """The live sample in this attempt; None if the attempt or the sample is over.
+
+        Raises IllegalTransition if there never was such a sample or attempt.
+        """
+        sample = self.samples.get(name)
+        if sample is not None:
+            if attempt > sample.attempt:
+                raise IllegalTransition(
+                    f"an event tells of attempt {attempt} of sample {name}, which is in attempt {sample.attempt}."
+                    f" Its story:\n{sample.story()}"
+                )
+            return sample if attempt == sample.attempt else None
+        number, member = group_of(name), int(name.partition(".")[2] or -1)
+        if not (0 <= number < self.admitted and 0 <= member < self.rules.group_size):
+            raise IllegalTransition(f"an event tells of sample {name}, but there never was one")
+        return None
+
+    def find(self, name: str) -> list[Group | Sample]:
+        """What lives and has this id ("1307", "1307.5") or label ("group 1307")."""
+        name = name.rpartition(" ")[2]
+        sample = self.samples.get(name)
+        group = self.groups.get(int(name)) if name.isdecimal() else None
+        return [thing for thing in (sample, group) if thing is not None]
+
+    def drop(self, groups: Iterable[Group]) -> None:
+        """Their life is over, or only a rollback can bring them back: they are counted, not kept."""
+        for group in groups:
+            del self.groups[group.id]
+            for sample in group.samples:
+                del self.samples[sample.id]
+
+    def keep(self, groups: Iterable[Group]) -> None:
+        """They live again (a rollback)."""
+        for group in groups:
+            self.groups[group.id] = group
+            for sample in group.samples:
+                self.samples[sample.id] = sample
+
+    def hand_over(self, groups: Iterable[Group], at: float) -> None:
+        """They are the next step: from now on they are handed to training."""
+        for group in groups:
+            self.move_group(group, "training", at, "step {}", self.step)
+            for sample in group.samples:
+                if sample.state == "scored":
+                    self.move_sample(sample, "training", at, "step {}", self.step)
+        self.step += 1
+
+    def choose_batch(self) -> list[Group]:
+        """The B ready groups of earliest deadline, then in order of admission, if they may become the next step.
+
+        Returned in order of admission; empty if there are too few or the batch test fails.
+        """
+        missing = self.rules.batch_groups
+        if self.ready < missing:
+            return []
+        batch: dict[int, int] = {}
+        for last in sorted(self._ready):
+            batch[last] = min(len(self._ready[last]), missing)
+            missing -= batch[last]
+        step, size = self.step, self.rules.batch_groups
+        if admission.overdue(self._deadlines, batch, step=step, batch_groups=size) is not None:
+            return []
+        chosen = [group for last, count in batch.items() for group in _first(self._ready[last], count)]
+        return sorted(chosen, key=_number)
+
+    def candidates(self) -> list[Group]:
+        """The ready groups that would be the next batch, fewer than B if there aren't enough; for explanations."""
+        ready = [group for last in sorted(self._ready) for group in sorted(self._ready[last].values(), key=_number)]
+        return ready[: self.rules.batch_groups]
+
+    def outstanding_groups(self) -> list[Group]:
+        """In order of admission; looks at all of them, so it is for explanations and endings only."""
+        return [group for group in self.groups.values() if group.state in OUTSTANDING]
+
+    def _leave(self, group: Group) -> None:
+        """It is outstanding no longer: its place and its deadline are free."""
+        self._deadlines[group.deadline] -= 1
+        if not self._deadlines[group.deadline]:
+            del self._deadlines[group.deadline]
+        ready = self._ready.get(group.deadline, {})
+        ready.pop(group.id, None)
+        if not ready:
+            self._ready.pop(group.deadline, None)
+
+
+def _number(group: Group) -> GroupId:
+    return group.id
+
+
+def _first(groups: dict[GroupId, Group], count: int) -> list[Group]:
+    return sorted(groups.values(), key=_number)[:count]

@@ -1,0 +1,137 @@
+"""Life cycles of groups, samples, servers and the trainer, and the story that each live thing carries.
+
+A thing is in exactly one state, and what may follow a state stands in its table and nowhere else. The diagrams in
+docs/lifecycles.md are drawn from these tables (`tools/draw_lifecycles.py`), so they can't disagree.
+
+Why tables: lost and doubled samples come from a transition that nobody had written down. Here an unwritten transition
+can't happen; it raises `IllegalTransition` with the story of the thing.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final, TypeAlias
+
+from areal_async.errors import IllegalTransition
+
+STORY_LENGTH: Final = 20  # happenings kept of a live thing: a few attempts of a sample, a few swaps of a server
+
+Word: TypeAlias = str | int | float | None
+Happening: TypeAlias = tuple[float, str, str, tuple[Word, ...]]
+"""Run clock in seconds, state after it, a text with `{}` for the words, the words (put in only when it is told)."""
+
+
+@dataclass(frozen=True)
+class Lifecycle:
+    """name: of the kind of thing. start: its first state. table: what may follow each state. essay: why it is so."""
+
+    name: str
+    start: str
+    table: Mapping[str, tuple[str, ...]]
+    essay: str
+
+
+class Thing:
+    """Something with a life cycle. label: how people call it, such as "sample 1307.5"."""
+
+    __slots__ = ("happenings", "label", "state")
+    lifecycle: ClassVar[Lifecycle]
+
+    def __init__(self, label: str, at: float, why: str = "", *words: Word) -> None:
+        self.label = label
+        self.state = self.lifecycle.start
+        self.happenings: deque[Happening] = deque(((at, self.state, why, words),), maxlen=STORY_LENGTH)
+
+    def move(self, state: str, at: float, why: str = "", *words: Word) -> None:
+        """Go over to `state`. Raises IllegalTransition, with the story, where the table doesn't have it."""
+        if state not in self.lifecycle.table[self.state]:
+            raise IllegalTransition(
+                f"{self.label} can't go from {self.state} to {state}"
+                f" (at {at:.3f} s: {why.format(*words)}). This is an error of areal-async. Its story:\n{self.story()}"
+            )
+        self.state = state
+        self.happenings.append((at, state, why, words))
+
+    def note(self, at: float, why: str, *words: Word) -> None:
+        """Something happened that left the state as it is."""
+        self.happenings.append((at, self.state, why, words))
+
+    def story(self) -> str:
+        """Its last happenings, a line each, the oldest first."""
+        lines = [f"  {at:10.3f} s  {state:<10} {why.format(*words)}" for at, state, why, words in self.happenings]
+        return "\n".join([self.label, *(line.rstrip() for line in lines)])
+
+
+GROUP: Final = Lifecycle(
+    "group",
+    "admitted",
+    {
+        "admitted": ("running", "failed", "cancelled"),
+        "running": ("scored", "failed", "cancelled"),
+        "scored": ("ready", "filtered"),
+        "ready": ("training",),
+        "training": ("trained",),
+        "trained": ("training",),
+        "filtered": (),
+        "failed": (),
+        "cancelled": (),
+    },
+    """A group is the samples of one prompt. It is `admitted` when the staleness rule gives it a place and a server:
+from then on it counts as outstanding, although its prompt has yet to be read. It is `running` while a member is being
+generated or checked; `scored` when the last one has its outcome, and in the same moment `ready` to be trained or
+`filtered` (it would teach nothing). `training` begins when its batch is formed and ends, `trained`, when the step is
+done. Only going back to a checkpoint leads from `trained` to `training`: the same batch once more.
+
+`failed`: its prompt can't be used, or too many of its samples failed. `cancelled`: the run ended, the data ended, or
+training went back to a checkpoint; in the last case its prompt gets a new group. All of these give the place back at
+once. Nothing is thrown away for its age: a group's deadline holds because batches wait for it (docs/staleness.md).""",
+)
+
+SAMPLE: Final = Lifecycle(
+    "sample",
+    "waiting",
+    {
+        "waiting": ("running", "cancelled"),
+        "running": ("running", "scoring", "scored", "failed", "cancelled"),
+        "scoring": ("scored", "cancelled"),
+        "scored": ("training", "filtered", "cancelled"),
+        "training": ("trained",),
+        "trained": ("training",),
+        "filtered": (),
+        "failed": (),
+        "cancelled": (),
+    },
+    """A sample is one answer. It is `waiting` until the prompt of its group is read, `running` while a server writes
+it (a further attempt after a failure is `running` again), `scoring` while its check runs, `scored` when the outcome is
+known, be it a reward or none. It is then trained with its group, or `filtered` where it has no reward or its group is
+filtered. A sample that failed in its last attempt is `failed`; when its group fails because of it, the other members
+are `cancelled`.""",
+)
+
+SERVER: Final = Lifecycle(
+    "server",
+    "starting",
+    {
+        "starting": ("updating",),
+        "updating": ("serving",),
+        "serving": ("updating",),
+    },
+    """A server that has joined is `starting`: it holds no weights of the run yet, and nothing is placed on it. Each
+swap takes it through `updating` (pause, load, resume: one command to the core) to `serving`. Groups may be placed on
+it while it updates: they queue, and their floor is the version that it had before. The loss of a server ends the
+run, so there is no state for it.""",
+)
+
+TRAINER: Final = Lifecycle(
+    "trainer",
+    "starting",
+    {
+        "starting": ("publishing",),
+        "publishing": ("idle", "publishing"),
+        "idle": ("training", "publishing"),
+        "training": ("publishing",),
+    },
+    """The trainer is `starting` until all ranks have joined. Then it publishes the weights that it holds, and after
+each step the new ones; once those are safe it is `idle`, and trains as soon as a batch may be formed. Going back to a
+checkpoint leads from any of these to `publishing`, of the version that it went back to.""",
+)
