@@ -204,7 +204,7 @@ class _Link:
             poller.register(source, zmq.POLLIN)
         next_beat = time.monotonic() + beats.BEAT_S
         while not self._stopping:
-            ready = dict(poller.poll(max(0.0, next_beat - time.monotonic()) * 1000))
+            ready = dict(poller.poll(1 + int(max(0.0, next_beat - time.monotonic()) * 1000)))
             if monitor in ready:
                 self._watch(monitor)
             if self._wake in ready:

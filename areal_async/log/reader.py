@@ -1,0 +1,146 @@
+"""Reading a run's log folder: records in their order, payloads by reference, torn ends.
+
+What always holds: the reader changes nothing, but for `cut_torn_end`, which only the writer calls. A torn end of the
+decision log is said (`on_torn`) and left out; anything else that isn't right raises LogError with file and offset.
+The log of a run that is still going on can be read; its end then may look torn, for the writer is in the middle of it.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from areal_async.errors import LogError
+from areal_async.log import format as fmt
+from areal_async.log import payloads
+from areal_async.log.format import HEAD_BYTES, HEADER_BYTES, Entry, FileKind, Head, PayloadRef, Torn
+from areal_async.log.payloads import Payload
+from areal_async.messages import AnyRecord, Rules
+
+log = logging.getLogger(__name__)
+
+_ENTRIES: Final = msgspec.msgpack.Decoder(Entry)
+_BUFFER_BYTES: Final = 1 << 20  # few system calls for many small records
+
+
+class Record(NamedTuple):
+    """message: an event, a command, a note, or (first) the rules. offset: where it begins in `decisions.log`."""
+
+    message: AnyRecord
+    payload: PayloadRef | None
+    offset: int
+
+
+def warn(torn: Torn) -> None:
+    log.warning("%s; it was being written when the run was ended, and is left out", torn)
+
+
+def read_records(folder: Path, on_torn: Callable[[Torn], None] = warn) -> Iterator[Record]:
+    """The decision log of the folder, from its first record (a `Rules`) to its last whole one.
+
+    on_torn is called, last, if the log ends in the middle of a record. Raises LogError: no log, corruption, records
+    that this version doesn't know.
+    """
+    path = folder / fmt.DECISIONS_NAME
+    first = True
+    for item in scan(path, "decisions"):
+        if isinstance(item, Torn):
+            on_torn(item)
+            return
+        offset, body = item
+        try:
+            entry = _ENTRIES.decode(body)
+        except msgspec.DecodeError as error:
+            raise LogError(
+                f"{path}: the record at offset {offset} is whole but unknown to this version: {error}"
+            ) from None
+        if first and not isinstance(entry.record, Rules):
+            raise LogError(
+                f"{path}: the first record is {type(entry.record).__name__}, not Rules; it isn't a run's log"
+            )
+        first = False
+        yield Record(entry.record, entry.payload, offset)
+
+
+def read_payload(folder: Path, ref: PayloadRef) -> Payload:
+    """The arrays that a record refers to. Raises LogError if they are missing or damaged."""
+    return payloads.read(folder, ref)
+
+
+def scan(path: Path, kind: FileKind) -> Iterator[tuple[int, bytes] | Torn]:
+    """Offset and checked body of each record of a file; a `Torn` comes last if the end is torn."""
+    try:
+        file = path.open("rb", buffering=_BUFFER_BYTES)
+    except OSError as error:
+        raise LogError(f"{path}: can't be read: {error.strerror}") from None
+    with file:
+        header = file.read(HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
+            yield Torn(path, 0, len(header))
+            return
+        fmt.check_file_header(path, header, kind)
+        offset = HEADER_BYTES
+        while data := file.read(HEAD_BYTES):
+            head = _whole_head(path, offset, data, file.read)
+            body = file.read(head.nbytes) if head else b""
+            if head is None or len(body) < head.nbytes:
+                yield Torn(path, offset, os.fstat(file.fileno()).st_size - offset)
+                return
+            fmt.check_body(path, offset, head, body)
+            yield offset, body
+            offset += HEAD_BYTES + head.nbytes
+
+
+def index_payloads(folder: Path) -> Iterator[tuple[payloads.PayloadHeader, PayloadRef]]:
+    """Which samples lie where, by the heads of all payload records; the arrays are neither read nor checked.
+
+    Raises LogError for a damaged head. A torn end (of any segment: before a loss of power the system may have written
+    the next one first) is said and left out; who refers to what was there gets an error from `read_payload`.
+    """
+    for number in fmt.payload_segments(folder):
+        path = fmt.payload_path(folder, number)
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            header = file.read(HEADER_BYTES)
+            if len(header) == HEADER_BYTES:
+                fmt.check_file_header(path, header, "payloads")
+            offset = len(header)
+            while HEADER_BYTES <= offset < size:
+                file.seek(offset)
+                head = _whole_head(path, offset, file.read(HEAD_BYTES), file.read)
+                end = offset + HEAD_BYTES + head.nbytes if head else size + 1
+                if end > size:
+                    break
+                yield payloads.read_header(file, path, offset, end), PayloadRef(number, offset, end - offset)
+                offset = end
+            if offset != size or size < HEADER_BYTES:
+                warn(Torn(path, offset, size - offset))
+
+
+def find_torn_end(path: Path, kind: FileKind) -> Torn | None:
+    """Reads and checks the whole file. Raises LogError if it is corrupt elsewhere than at a torn end."""
+    return next((item for item in scan(path, kind) if isinstance(item, Torn)), None)
+
+
+def cut_torn_end(path: Path, kind: FileKind) -> Torn | None:
+    """Shorten the file by its torn end, if it has one, and say so. Only who holds the folder's lock may do this."""
+    torn = find_torn_end(path, kind)
+    if torn is not None:
+        log.warning("%s; cut, nothing that was handled is lost", torn)
+        os.truncate(path, torn.offset)
+    return torn
+
+
+def _whole_head(path: Path, offset: int, data: bytes, rest: Callable[[], bytes]) -> Head | None:
+    """None if the record at `offset` is torn before its body. rest: reads what follows `data` in the file."""
+    if len(data) < HEAD_BYTES:
+        return None
+    try:
+        return fmt.parse_head(path, offset, data)
+    except LogError:
+        if fmt.only_zeros(data) and fmt.only_zeros(rest()):
+            return None
+        raise
