@@ -28,7 +28,7 @@ from areal_async.config_yaml import (
 )
 from areal_async.errors import ConfigError
 
-# Options that name files or folders -> whether the file's folder is what a relative one counts from.
+# Options that name files or folders, and what relative ones count from.
 _FROM_FILE: Final = ("model.path", "data.train", "data.eval")
 _FROM_WORKING_DIRECTORY: Final = ("runs_dir", "runtime_dir")
 
@@ -75,7 +75,9 @@ def load_with_sources(path: str | Path, overrides: Sequence[str] = ()) -> tuple[
     if problems:
         _raise(problems)
     _resolve(values, check.places, Path(source).absolute().parent)
-    return msgspec.convert(values, Config), Sources(source, check.places)
+    config = msgspec.convert(values, Config)
+    here = {key: _absolute(getattr(config, key), Path.cwd()) for key in _FROM_WORKING_DIRECTORY}
+    return msgspec.structs.replace(config, **here), Sources(source, check.places)
 
 
 def dump_config(config: Config) -> str:
@@ -149,8 +151,6 @@ def _resolve(values: dict[str, Plain], places: Mapping[str, Place], folder: Path
             section, leaf = _holder(values, key)
             base = Path.cwd() if places[key].source == COMMAND_LINE else folder
             section[leaf] = _absolute(section[leaf], base)
-    for key in _FROM_WORKING_DIRECTORY:
-        values[key] = _absolute(values.get(key, getattr(Config, key, None)), Path.cwd())
 
 
 def _holder(values: dict[str, Plain], key: str) -> tuple[dict[str, Plain], str]:

@@ -86,10 +86,10 @@ class Text:
         """Token ids of the prompt. Errors: as `render`; DataError for a prompt without any token."""
         return self._finish(prompt, self._tokenizer.encode(self.render(prompt), add_special_tokens=False).ids)
 
-    def lengths(self, prompts: Sequence[PromptValue]) -> list[int]:
-        """Tokens of each prompt, encoded together on all cores. Errors: as `encode`."""
+    def encode_all(self, prompts: Sequence[PromptValue]) -> list[list[int]]:
+        """Token ids of each prompt, encoded together on all cores. Errors: as `encode`."""
         encodings = self._tokenizer.encode_batch_fast([self.render(p) for p in prompts], add_special_tokens=False)
-        return [len(self._finish(p, encoding.ids)) for p, encoding in zip(prompts, encodings, strict=True)]
+        return [self._finish(p, encoding.ids) for p, encoding in zip(prompts, encodings, strict=True)]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
