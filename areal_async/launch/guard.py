@@ -8,7 +8,7 @@ in /dev/shm are removed. Only the standard library is loaded, nothing of the env
 
 File descriptor 3 is a socket to the controller. Lines to the guard: `stop SECONDS` (SIGTERM to the child; after so
 many seconds everything is killed). Lines from it: `started PID`, or `failed REASON`; at the end `exited CODE`
-(negative: the signal). The socket closed on the other side means that the controller is gone: SIGTERM to all, then SIGKILL.
+(negative: the signal). The socket closed on the other side: the controller is gone; SIGTERM to all, then SIGKILL.
 Descriptors 1 and 2 are the child's output file, where the guard writes too when something is out of the ordinary.
 """
 
