@@ -160,7 +160,8 @@ def _cores(key: str, cores: str | None, users: int, counted: str) -> Iterator[Fi
         yield key, f"{wrong[0]!r} is no list of cores; write them as 0, 0-3 or 0,2, and | between two processes"
         return
     if len(parts) != users:
-        yield key, f"names cores for {len(parts)}, but {counted} is {users}; separate {users} parts by |"
+        nearest = f"write {users} parts with | between them" if users > 1 else "write one part, without |"
+        yield key, f"names cores for {len(parts)}, but {counted} is {users}; {nearest}"
     missing = sorted({core for part in parts for core in _core_numbers(part)} - here)
     if missing:
         allowed = ", ".join(map(str, sorted(here)))

@@ -49,7 +49,7 @@ class Sources:
     def where(self, key: str) -> str:
         """`configs/mine.yaml:22` or `command line`; of an option that was left out, the line of its section."""
         while key and key not in self._places:
-            key = key.rpartition(".")[0]
+            key = key.rpartition("[" if key.endswith("]") else ".")[0]
         return str(self._places.get(key, Place(self._name, 1)))
 
     def given(self, key: str) -> bool:

@@ -112,7 +112,11 @@ class TypeCheck:
         else:
             self._wrong(kind, entry, key, f" of {len(entry.value)}")
             return None
-        return [self._value(k, item, f"{key}[{i}]") for i, (k, item) in enumerate(zip(kinds, entry.value, strict=True))]
+        values: list[Plain] = []
+        for i, (item_kind, item) in enumerate(zip(kinds, entry.value, strict=True)):
+            self.places[f"{key}[{i}]"] = item.place
+            values.append(self._value(item_kind, item, f"{key}[{i}]"))
+        return values
 
     def _wrong(self, kind: inspect.Type, entry: Entry, key: str, hint: str) -> None:
         self.problems.append(Problem(entry.place, key, f"must be {wanted(kind)}, not {found(entry)}{hint}"))

@@ -244,6 +244,10 @@ def test_sources_know_the_line(write):
     assert sources.where("train.lr") == "mine.yaml:6"  # left out: the line of its section
     assert sources.where("rollout.retries") == "mine.yaml:1"
     assert sources.where("train.betas[1]") == "mine.yaml:6"
+    _, sources = load_with_sources(write(WHOLE + "  betas:\n  - 0.9\n  - 0.5\n"))
+    assert [sources.where(f"train.betas{item}") for item in ("", "[0]", "[1]")] == [
+        f"mine.yaml:{n}" for n in (9, 10, 11)
+    ]
     assert sources.given("train.steps")
     assert not sources.given("train.lr")
     assert Sources.in_code().where("train.lr") == "Config"

@@ -1,0 +1,223 @@
+"""What a well-formed configuration may still have wrong with it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from areal_async.config_check import check, problems
+from areal_async.config_file import Sources, load_config, load_with_sources
+from areal_async.errors import ConfigError
+
+CONFIG = """\
+name: mine
+model:
+  path: model
+data:
+  train: train.jsonl
+rollout:
+  max_new_tokens: 16
+train:
+  steps: 3
+  batch_groups: 8
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with mine.yaml, a model of one token a character (context 64), and ten problems."""
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / "model"
+    model.mkdir()
+    characters = [chr(code) for code in range(32, 127)]
+    vocab = {"</s>": 0} | {character: i for i, character in enumerate(characters, 1)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(model / "tokenizer.json"))
+    write_json(model / "config.json", {"max_position_embeddings": 64, "vocab_size": 128})
+    write_json(model / "tokenizer_config.json", {"eos_token": "</s>"})
+    write_rows([{"prompt": f"{i}+{i}=", "answer": 2 * i} for i in range(10)])
+    Path("mine.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value))
+
+
+def write_rows(rows: list[dict[str, object]]) -> None:
+    Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def found(*overrides: str) -> list[str]:
+    return problems(*load_with_sources("mine.yaml", overrides))
+
+
+def test_nothing_is_wrong(project):
+    assert found() == []
+    check(*load_with_sources("mine.yaml"))
+
+
+def test_the_message_of_the_style_guide(project):
+    Path("mine.yaml").write_text(CONFIG.replace("batch_groups: 8", "batch_groups: 32\n  minibatches: 3"))
+    message = "mine.yaml:11: train.minibatches: 3 does not divide train.batch_groups (32); try 2 or 4"
+    assert found() == [message]
+    with pytest.raises(ConfigError) as caught:
+        check(*load_with_sources("mine.yaml"))
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "messages"),
+    [
+        (["train.minibatches=16"], ["command line: train.minibatches: 16 does not divide train.batch_groups (8); try 8"]),  # noqa: E501
+        (["train.ranks=65"], ["command line: train.ranks: 65 ranks, but a minibatch has only 64 samples (groups × rollout.group_size / train.minibatches); try 64"]),  # noqa: E501
+        (["rollout.group_size=1"], ["command line: rollout.group_size: 1: under grpo a sample alone has no advantage and nothing is learned; try 8"]),  # noqa: E501
+        (["rollout.min_group=9"], ["command line: rollout.min_group: 9 is more than rollout.group_size (8); try 8"]),
+        (["rollout.max_concurrent=7"], ["command line: rollout.max_concurrent: 7 is less than one group (rollout.group_size is 8); try 64"]),  # noqa: E501
+        (["weights.wave=2"], ["command line: weights.wave: 2 is more than rollout.servers (1); try 1"]),
+        (["train.lr=1e6"], ["command line: train.lr: 1e+06 is no learning rate; it must be at most 1; try 1e-06"]),
+        (["train.betas=[1,-0.5]"], ["command line: train.betas[0]: must be ≥ 0 and < 1, not 1; try 0.9", "command line: train.betas[1]: must be ≥ 0 and < 1, not -0.5; try 0.95"]),  # noqa: E501
+        (["reward.function=Exact"], ["command line: reward.function: must be exact, or an import path module:function, not 'Exact'; try exact"]),  # noqa: E501
+        (["reward.function=my/rewards.py:score"], ["command line: reward.function: must be exact, or an import path module:function, not 'my/rewards.py:score'; try my.rewards:score"]),  # noqa: E501
+        (["reward.function=rewards.score"], ["command line: reward.function: must be exact, or an import path module:function, not 'rewards.score'; try rewards:score"]),  # noqa: E501
+        (["reward.function=rewards:score"], []),
+        (["rollout.workflow=a.b:C"], []),
+        (["rollout.workflow=a:b:C"], ["command line: rollout.workflow: must be single_turn, or an import path module:Class, not 'a:b:C'; try single_turn"]),  # noqa: E501
+        (["reward.function=a:b", "reward.exact_after=x"], ["command line: reward.exact_after: is only read by `exact`, and reward.function is a:b; leave it out"]),  # noqa: E501
+        (["server.extra_args=[--dtype=half, --uds, x, --foo]"], ["command line: server.extra_args: --dtype is set by the run itself; set model.dtype instead", "command line: server.extra_args: --uds is set by the run itself; leave it out"]),  # noqa: E501
+        (["server.cores=a"], ["command line: server.cores: 'a' is no list of cores; write them as 0, 0-3 or 0,2, and | between two processes"]),  # noqa: E501
+        (["server.cores=0|0"], ["command line: server.cores: names cores for 2, but rollout.servers is 1; write one part, without |"]),  # noqa: E501
+        (["train.ranks=2", "train.cores=0|0", "train.zero_stage=1"], []),
+        (["rollout.stop_token_ids=[-1, 5, 128]"], ["command line: rollout.stop_token_ids: -1, 128: the model's vocabulary ends at 127"]),  # noqa: E501
+        (["server.max_model_len=65"], ["command line: server.max_model_len: 65 is more than the model's context (64); try 64"]),  # noqa: E501
+        (["rollout.max_new_tokens=61"], ["command line: rollout.max_new_tokens: 61: the longest prompt ({}/train.jsonl:1) has 4 tokens, which leaves 60 of the context (64); try 60"]),  # noqa: E501
+        (["server.max_model_len=18"], ["mine.yaml:7: rollout.max_new_tokens: 16: the longest prompt ({}/train.jsonl:1) has 4 tokens, which leaves 14 of the context (18); try 14"]),  # noqa: E501
+        (["train.max_tokens_per_microbatch=19"], ["command line: train.max_tokens_per_microbatch: 19 has no room for one whole sample: the longest prompt ({}/train.jsonl:1) has 4 tokens, its answer up to 16; try 20 or more"]),  # noqa: E501
+        (["train.max_tokens_per_microbatch=20"], []),
+        (["model.path=modle"], ["command line: model.path: no such folder: {0}/modle; did you mean {0}/model?"]),
+        (["model.path=."], ["command line: model.path: {} has no config.json; it isn't a model in Hugging Face form"]),
+        (["data.train=train.json"], ["command line: data.train: no such file: {0}/train.json; did you mean {0}/train.jsonl?"]),  # noqa: E501
+        (["data.eval=x/y"], ["command line: data.eval: no such file: {}/x/y; paths in the file count from its folder"]),
+        (["data.answer_key=anwser"], ["command line: data.answer_key: 10 of 10 rows have no 'anwser', which reward.function exact compares with ({}/train.jsonl:1 is the first; its other columns are answer)"]),  # noqa: E501
+        (["data.prompt_key=answer"], ["{}/train.jsonl:%d: column 'answer' must be text or a list of messages"]),
+        (["data.eval=train.jsonl", "eval.max_new_tokens=61"], ["command line: eval.max_new_tokens: 61: the longest prompt ({}/train.jsonl:1) has 4 tokens, which leaves 60 of the context (64); try 60"]),  # noqa: E501
+        (["runs_dir=mine.yaml"], ["command line: runs_dir: {}/mine.yaml isn't a folder that you may write to"]),
+        (["runs_dir=a/b/c"], []),
+    ],
+)  # fmt: skip
+def test_a_problem(project, overrides, messages):
+    expected = [message.replace("{0}", str(project)).replace("{}", str(project)) for message in messages]
+    if "%d" in "".join(messages):
+        expected = [expected[0] % line for line in range(1, 11)]
+    assert found(*overrides) == expected
+
+
+def test_cores_that_this_machine_has_not(project):
+    allowed = os.sched_getaffinity(0)
+    message = found("server.cores=0-99999999,7777")
+    assert len(message) == 1
+    assert "this machine lets us use the cores " + ", ".join(map(str, sorted(allowed))) in message[0]
+    assert found(f"server.cores={min(allowed)}") == []
+
+
+# ----------------------------------------------------------------------------------------------------- P32: few prompts
+
+
+def test_five_prompts_for_a_batch_of_eight(project):
+    write_rows([{"prompt": f"{i}", "answer": i} for i in range(5)])
+    assert found() == []  # repeated as often as needed
+    assert found("data.epochs=2") == []
+    assert found("data.epochs=1") == [
+        "command line: data.epochs: 1: 5 prompts × 1 never fill a batch of train.batch_groups (8); "
+        "try 2, or null for as often as needed"
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------ folders, files
+
+
+def test_a_folder_that_others_may_enter(project):
+    folder = project / "r"
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o755)
+    assert found("runtime_dir=r") == [
+        f"command line: runtime_dir: others may enter {folder} (mode 0755); chmod 700 it, or name a new folder"
+    ]
+    folder.chmod(0o700)
+    long = len(os.fsencode(folder)) > 75
+    assert [line for line in found("runtime_dir=r") if "mode" in line] == []
+    assert bool(found("runtime_dir=r")) == long
+    assert "is not a folder" in found("runtime_dir=mine.yaml")[-1]
+
+
+@pytest.mark.parametrize(("length", "wrong"), [(75, False), (76, True)])
+def test_a_folder_whose_sockets_have_too_long_a_path(project, length, wrong):
+    lines = found("runtime_dir=/" + "r" * (length - 1))
+    assert bool(lines) == wrong
+    if wrong:
+        assert lines[0].endswith(f"(at most 75 for the folder); try /tmp/areal-{os.getuid()}")
+
+
+def test_a_temporary_folder_with_a_long_path(project, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", "/tmp/" + "é" * 40)
+    assert found()[0].startswith("mine.yaml:1: runtime_dir: /tmp/é")
+
+
+def test_a_prompt_without_room(project):
+    write_rows([{"prompt": "1", "answer": 1}, {"prompt": "1" * 64, "answer": 1}])
+    assert found() == [
+        f"mine.yaml:5: data.train: the longest prompt ({project}/train.jsonl:2) has 64 tokens, and the context 64: "
+        "there is no room for an answer; leave it out or shorten it"
+    ]
+
+
+def test_a_prompt_that_the_template_refuses_and_one_of_another_tokenizer(project):
+    write_rows([{"prompt": "1", "answer": 1}, {"prompt": [{"role": "user", "content": "x"}], "answer": 1}])
+    assert found() == [
+        f"{project}/train.jsonl:2: the prompt is a list of messages, but the model's tokenizer has no chat template"
+    ]
+    write_rows([{"prompt": "1", "answer": 1}, {"prompt": "~", "answer": 1}])
+    write_json(Path("model/config.json"), {"max_position_embeddings": 64, "vocab_size": 95})
+    assert found() == [
+        f"{project}/train.jsonl:2: token 95 of the prompt is outside the model's vocabulary (95); "
+        "model.path holds another model's tokenizer"
+    ]
+
+
+def test_a_model_without_an_end(project):
+    write_json(Path("model/tokenizer_config.json"), {})
+    assert found() == [
+        "mine.yaml:6: rollout.stop_token_ids: empty, and the model names no end of sequence: no answer would ever stop"
+    ]
+    assert found("rollout.stop_token_ids=[0]") == []
+
+
+def test_files_of_the_model_are_named(project):
+    Path("model/tokenizer.json").unlink()
+    assert found()[0].startswith(f"mine.yaml:3: model.path: {project}/model/tokenizer.json: no such file")
+
+
+def test_all_at_once_and_without_a_file(project):
+    lines = found("train.minibatches=3", "model.path=nowhere", "data.train=nowhere.jsonl", "weights.wave=3")
+    assert [line.split(": ")[1] for line in lines] == ["train.minibatches", "weights.wave", "model.path", "data.train"]
+    config = load_config("mine.yaml", ["train.minibatches=3"])
+    assert problems(config, Sources.in_code()) == [
+        "Config: train.minibatches: 3 does not divide train.batch_groups (8); try 2 or 4"
+    ]
+
+
+def test_no_heavy_import(project):
+    program = (
+        "import sys; from areal_async.config_file import load_with_sources; from areal_async.config_check import check;"
+        "check(*load_with_sources('mine.yaml')); print([m for m in ('torch', 'transformers', 'vllm', 'numpy',"
+        "'huggingface_hub') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
