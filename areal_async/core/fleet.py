@@ -55,7 +55,7 @@ class Fleet:
 
     def swapped(self, event: Swapped) -> None:
         server = self.find(event.server)
-        if (server.branch, server.version) == (event.branch, event.version):
+        if (event.branch, event.version) <= (server.branch, server.version):
             return  # told again
         if server.loading != (event.branch, event.version):
             raise IllegalTransition(

@@ -1,0 +1,397 @@
+"""A world for the core: it carries out commands in whatever order a test wants, and keeps books of its own.
+
+What always holds: the books are made from commands and events alone, never from the core's state, and every rule that
+must hold whatever the order is checked while they are made; a broken one raises `Broken`.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from areal_async.core.orchestrator import Orchestrator
+from areal_async.messages import (
+    AnyCommand,
+    AnyEvent,
+    Cancel,
+    DataEnded,
+    Fail,
+    Failed,
+    Finish,
+    Forget,
+    GroupRead,
+    Joined,
+    Publish,
+    Published,
+    ReadGroup,
+    RolledBack,
+    Rules,
+    SampleDone,
+    Score,
+    Scored,
+    StartSample,
+    StepDone,
+    Swap,
+    Swapped,
+    Train,
+    Woke,
+    group_of,
+    sample_id,
+)
+
+Key: TypeAlias = tuple[str, ...]
+
+
+class Broken(AssertionError):
+    """A rule of the core doesn't hold."""
+
+
+def hold(condition: bool, what: str) -> None:
+    if not condition:
+        raise Broken(what)
+
+
+def make_rules(**changes: object) -> Rules:
+    base: dict[str, object] = {
+        "seed": 0,
+        "steps": 4,
+        "batch_groups": 2,
+        "group_size": 1,
+        "max_staleness": 1,
+        "max_concurrent": 1000,
+        "minibatches": 1,
+        "ranks": 1,
+        "max_tokens_per_microbatch": 1000,
+    }
+    return Rules(**{**base, **changes})  # type: ignore[arg-type]
+
+
+@dataclass
+class GroupBook:
+    """What the world has seen of a group. outcomes: of members: a reward, None (no reward), or "failed"."""
+
+    position: int
+    outcomes: dict[int, float | str | None] = field(default_factory=dict)
+    fate: str = "open"
+    floor: int | None = None
+
+
+class World:
+    """Holds what the core has asked for (`pending`) until the test has it answered."""
+
+    def __init__(self, rules: Rules, *, servers: int = 1, prompts: int | None = None) -> None:
+        self.rules = rules
+        self.core = Orchestrator(rules)
+        self.prompts = prompts
+        self.pending: dict[Key, AnyCommand] = {}
+        self.told: list[AnyEvent] = []  # to be told again
+        self.late: list[AnyEvent] = []  # events of what was cancelled or rolled back
+        self.commands: list[AnyCommand] = []
+        self.end: Finish | Fail | None = None
+        self.groups: dict[int, GroupBook] = {}
+        self._fates: Counter[str] = Counter()
+        self._alive: dict[int, int] = {}  # position -> its latest group
+        self.done: dict[str, SampleDone] = {}
+        self.oldest: dict[tuple[str, int], int] = {}
+        self.versions: dict[str, tuple[int, int]] = {}  # server -> branch, version that it really holds
+        self.published: tuple[int, int] | None = None  # newest complete (branch, version)
+        self.history: list[Train] = []  # steps of the surviving history, done or under way
+        self.formed: dict[int, Train] = {}
+        self.branch = 0
+        self.trained = 0  # steps done in the surviving history
+        self.first = 0
+        self.clock = 0.0
+        self.send(Woke(at=0.0))
+        self._servers = [f"server{i}" for i in range(servers)]
+
+    # ------------------------------------------------------------------------------------------- what a test does
+
+    def start(self, version: int = 0) -> "World":
+        self.first = self.trained = version
+        self.send(Joined(at=self.tick(), peer="trainer", id="trainer", version=version))
+        self.send(Joined(at=self.tick(), peer="rewards", id="rewards"))
+        for name in self._servers:
+            self.versions[name] = (-1, -1)
+            self.send(Joined(at=self.tick(), peer="server", id=name))
+        return self
+
+    def tick(self) -> float:
+        self.clock += 1.0
+        return self.clock
+
+    def send(self, event: AnyEvent) -> list[AnyCommand]:
+        commands = self.core.handle(event)
+        hold(self.end is None or not commands, f"commands after the end: {commands}")
+        for command in commands:
+            self.commands.append(command)
+            self._carry_out(command)
+        self.check_balance()
+        return commands
+
+    def answer(self, key: Key, outcome: float | str | None = 1.0) -> list[AnyCommand]:
+        """Answer a pending command. outcome: the reward; "given" (the workflow rewards 1.0 itself); "mixed"
+        (0 and 1 within a group); "failed"."""
+        event = self._event(self.pending.pop(key), outcome)
+        self._note(event)
+        self.told.append(event)
+        return self.send(event)
+
+    def find(self, kind: str, *rest: str) -> list[Key]:
+        return [key for key in self.pending if key[0] == kind and key[1 : 1 + len(rest)] == rest]
+
+    def settle(self, *kinds: str, outcome: float | str | None = 1.0) -> "World":
+        """Answer everything of these kinds, and what follows of these kinds, the oldest first."""
+        while self.end is None and (keys := [key for key in self.pending if key[0] in kinds]):
+            self.answer(keys[0], outcome)
+        return self
+
+    def roll_back(self, to: int) -> list[AnyCommand]:
+        for key in [*self.find("train"), *self.find("publish")]:
+            self.late.append(self._event(self.pending.pop(key), 1.0))
+        for key in self.find("read"):
+            self.late.append(self._event(self.pending.pop(key), 1.0))
+        for number, book in self.groups.items():
+            if book.fate == "open":
+                self._settle_fate(number, "cancelled")
+        self.branch += 1
+        self.trained = to
+        self.published = None
+        return self.send(RolledBack(at=self.tick(), to=to, why="the trainer died"))
+
+    def run_out(self, order: int = 0, outcome: float | str | None = 1.0) -> Finish | Fail:
+        """Answer whatever is pending until the end. order: picks which comes next."""
+        for count in range(100_000):
+            if self.end is not None:
+                return self.end
+            hold(bool(self.pending), f"nothing can happen: {self.core.waiting()}")
+            keys = list(self.pending)
+            self.answer(keys[(order * (count + 1)) % len(keys)], outcome)
+        raise Broken(f"no end: {self.core.waiting()}")
+
+    # ------------------------------------------------------------------------------------------------- the books
+
+    def fates(self, *names: str) -> int:
+        return sum(self._fates[name] for name in names)
+
+    def _settle_fate(self, number: int, fate: str) -> None:
+        self._fates[self.groups[number].fate] -= 1
+        self._fates[fate] += 1
+        self.groups[number].fate = fate
+
+    @property
+    def outstanding(self) -> int:
+        return self.fates("open", "ready")
+
+    @property
+    def in_flight(self) -> int:
+        size = self.rules.group_size
+        return sum(
+            size - sum(sample_id(number, member) in self.done or member in book.outcomes for member in range(size))
+            for number, book in self.groups.items()
+            if book.fate == "open"
+        )
+
+    def check_balance(self) -> None:
+        """The core's balance against the books."""
+        if self.end is not None:
+            return
+        size, per_step = self.rules.group_size, self.rules.batch_groups
+        trained = (self.trained - self.first) * per_step
+        expected = {
+            "admitted": len(self.groups),
+            "trained": trained,
+            "training": self.fates("handed") - trained,
+            "filtered": self.fates("filtered"),
+            "failed": self.fates("failed"),
+            "cancelled": self.fates("cancelled"),
+            "outstanding": self.outstanding,
+            "stale": 0,
+        }
+        balance = self.core.balance()
+        hold({key: balance[key] for key in expected} == expected, f"balance {balance}, books {expected}")
+        samples = sum(balance[f"samples_{key}"] for key in expected if key != "admitted")
+        hold(samples == balance["samples_admitted"] == len(self.groups) * size, f"samples don't balance: {balance}")
+        done = sum(len(train.samples) for train in self.history[: self.trained - self.first])
+        hold(balance["samples_trained"] == done, f"samples trained: {balance}, books {done}")
+        hold(self.core.step * per_step == self.first * per_step + self.fates("handed"), "handed is not B times step")
+
+    def _carry_out(self, command: AnyCommand) -> None:
+        hold(self.end is None, f"{command} after the end")
+        match command:
+            case ReadGroup():
+                self._admit(command)
+            case StartSample():
+                self._start(command)
+            case Score():
+                hold(command.sample in self.done, "scores what isn't done")
+                self.pending["score", command.sample, str(command.attempt)] = command
+            case Train():
+                self._train(command)
+            case Publish():
+                self._publish(command)
+            case Swap():
+                self._swap(command)
+            case Cancel():
+                self._cancel(command)
+            case Finish() | Fail():
+                self.end = command
+            case Forget():
+                hold(all(name in self.done for name in command.samples), "forgets what never came")
+
+    def _admit(self, command: ReadGroup) -> None:
+        hold(command.group == len(self.groups), "group ids are a running number")
+        before = self._alive.get(command.position)
+        dead = before is None or self.groups[before].fate == "cancelled"
+        hold(dead, f"position {command.position} is in two groups")
+        self._alive[command.position] = command.group
+        self.groups[command.group] = GroupBook(command.position)
+        self._fates["open"] += 1
+        newest = max(version for branch, version in self.versions.values() if branch == self.branch)
+        rules = self.rules
+        taken = self.first * rules.batch_groups + self.fates("handed") + self.outstanding
+        limit = (newest + rules.max_staleness + 1) * rules.batch_groups
+        hold(taken <= limit, f"Eq. 3: {taken} groups, {limit} allowed")
+        self.pending["read", str(command.group)] = command
+        if len(self.groups) % 16 == 0:  # it looks at every group
+            hold(self.in_flight <= self.rules.max_concurrent, f"{self.in_flight} samples in flight")
+
+    def _start(self, command: StartSample) -> None:
+        branch, version = self.versions[command.server]
+        book = self.groups[group_of(command.sample)]
+        hold(branch == self.branch, "placed on a server of an older branch")
+        hold(version >= command.floor, f"placed below its floor {command.floor}: {version}")
+        hold(book.floor in (None, command.floor), "the floor of a group changed")
+        hold(book.position == command.position, "position")
+        book.floor = command.floor
+        self.oldest[command.sample, command.attempt] = version
+        self.pending["sample", command.sample, str(command.attempt)] = command
+
+    def _train(self, command: Train) -> None:
+        rules = self.rules
+        hold(not self.find("train") and not self.find("publish"), "the trainer does one thing at a time")
+        hold(command.step == self.trained and command.branch == self.branch, f"step {command.step} out of order")
+        hold(len(command.groups) == rules.batch_groups, f"{len(command.groups)} groups in a step")
+        before = self.formed.get(command.step)
+        if before is not None:  # after a rollback: the same batch
+            hold((before.groups, before.samples, before.minibatches) == _content(command), "another batch at a replay")
+        else:
+            hold(all(self.groups[number].fate == "ready" for number in command.groups), "trains what isn't ready")
+            self.history.append(command)
+        self.formed[command.step] = command
+        for number in command.groups:
+            self._settle_fate(number, "handed")
+        for sample in command.samples:
+            lag = command.step - self.done[sample.sample].oldest
+            hold(lag <= rules.max_staleness, f"step {command.step} trains {sample.sample} with lag {lag}")
+            hold(sample.attempt == self.done[sample.sample].attempt, "trains an attempt that isn't the finished one")
+        self._check_split(command)
+        self.pending["train", str(command.step)] = command
+
+    def _check_split(self, command: Train) -> None:
+        seen: list[int] = []
+        for part in command.minibatches:
+            hold(len(part.ranks) == self.rules.ranks, "a rank is left out")
+            hold(len({len(rank) for rank in part.ranks}) == 1, "ranks differ in their number of passes")
+            indices = [index for rank in part.ranks for micro in rank for index in micro]
+            losses = sum(self.done[command.samples[index].sample].loss_tokens for index in indices)
+            hold(part.divisor == max(losses, 1), "divisor")
+            seen += indices
+        hold(sorted(seen) == list(range(len(command.samples))), "a sample is trained twice or not at all")
+
+    def _publish(self, command: Publish) -> None:
+        hold(command.version == self.trained and command.branch == self.branch, "publishes what isn't there")
+        loading = [swap.version for key, swap in self.pending.items() if isinstance(swap, Swap)]
+        hold(not set(command.free) & set(loading), "frees what a server loads")
+        hold(self.published is None or self.published[1] not in command.free, "frees the newest version")
+        self.pending["publish", str(command.version)] = command
+
+    def _swap(self, command: Swap) -> None:
+        hold((command.branch, command.version) == self.published, f"swaps to {command}, newest is {self.published}")
+        hold(not self.find("swap", command.server), "two swaps at once")
+        hold(len(self.find("swap")) < self.rules.wave, "more servers swap than a wave has")
+        self.pending["swap", command.server] = command
+
+    def _cancel(self, command: Cancel) -> None:
+        keys = [
+            key
+            for key in self.pending
+            if key[0] in ("sample", "score") and key[1:] == (command.sample, str(command.attempt))
+        ]
+        hold(len(keys) == 1, f"cancels {command.sample}, which isn't under way")
+        self.late.append(self._event(self.pending.pop(keys[0]), 1.0))
+
+    def _event(self, command: AnyCommand, outcome: float | str | None) -> AnyEvent:
+        at = self.tick()
+        match command:
+            case ReadGroup(group=group, position=position):
+                if self.prompts is not None and position >= self.prompts:
+                    return DataEnded(at=at, group=group)
+                if outcome == "refused":
+                    return Failed(at=at, of="group", id=str(group), why="too long")
+                return GroupRead(at=at, group=group, row=position, prompt_tokens=3)
+            case StartSample(sample=sample, attempt=attempt, server=server):
+                if outcome == "failed":
+                    return Failed(at=at, of="sample", id=sample, attempt=attempt, why="boom")
+                length = 1 + group_of(sample) % 7
+                return SampleDone(
+                    at=at,
+                    sample=sample,
+                    attempt=attempt,
+                    oldest=self.oldest[sample, attempt],
+                    newest=self.versions[server][1],
+                    prompt_tokens=3,
+                    length=length,
+                    loss_tokens=length,
+                    finish="stop",
+                    reward=1.0 if outcome == "given" else None,
+                )
+            case Score(sample=sample, attempt=attempt):
+                reward = outcome if isinstance(outcome, float) else None
+                if outcome == "mixed":
+                    reward = float(sample.partition(".")[2]) % 2
+                return Scored(at=at, sample=sample, attempt=attempt, verdict="right", reward=reward)
+            case Train(step=step, branch=branch):
+                return StepDone(at=at, step=step, branch=branch, metrics={})
+            case Publish(version=version, branch=branch):
+                return Published(at=at, version=version, branch=branch, location=f"{branch}/{version}", nbytes=1)
+            case Swap(server=server, version=version, branch=branch):
+                return Swapped(at=at, server=server, version=version, branch=branch, pause_s=0.0)
+        raise AssertionError(command)
+
+    def _note(self, event: AnyEvent) -> None:
+        """The books' own view of an answer."""
+        match event:
+            case DataEnded(group=group):
+                self._settle_fate(group, "cancelled")
+            case Failed(of="group", id=name):
+                self._settle_fate(int(name), "failed")
+            case SampleDone(sample=sample, reward=reward):
+                self.done[sample] = event
+                if reward is not None:
+                    self._outcome(sample, reward)
+            case Scored(sample=sample, reward=reward):
+                usable = reward is not None and abs(reward) < float("inf")
+                self._outcome(sample, reward if usable else None)
+            case Failed(of="sample", id=sample, attempt=attempt) if attempt == self.rules.retries:
+                self._outcome(sample, "failed")
+            case StepDone():
+                self.trained += 1
+            case Published(version=version, branch=branch) if branch == self.branch:
+                self.published = (branch, version)
+            case Swapped(server=server, version=version, branch=branch):
+                self.versions[server] = (branch, version)
+
+    def _outcome(self, sample: str, outcome: float | str | None) -> None:
+        book = self.groups[group_of(sample)]
+        book.outcomes[int(sample.partition(".")[2])] = outcome
+        rewards = [value for value in book.outcomes.values() if isinstance(value, float)]
+        failed = sum(value == "failed" for value in book.outcomes.values())
+        if self.rules.group_size - failed < self.rules.min_group:
+            self._settle_fate(group_of(sample), "failed")
+        elif len(book.outcomes) == self.rules.group_size:
+            equal = self.rules.drop_equal and len(set(rewards)) == 1
+            fate = "filtered" if len(rewards) < self.rules.min_group or equal else "ready"
+            self._settle_fate(group_of(sample), fate)
+
+
+def _content(train: Train) -> tuple[object, ...]:
+    return train.groups, train.samples, train.minibatches
