@@ -112,6 +112,18 @@ def test_a_template_with_two_bos_gives_one(tmp_path):
     )
 
 
+def test_a_beginning_of_several_tokens_is_not_doubled(tmp_path):
+    make_model(tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> <pad> $A", pair="<s> <pad> $A $B", special_tokens=[("<s>", 0), ("<pad>", 2)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = Text(str(tmp_path))
+    assert text.encode("hello")[:2] == [0, 2]
+    assert text.encode("<s><pad>hello") == text.encode("hello")
+
+
 def test_plain_leaves_strings_alone_and_renders_messages(tmp_path):
     folder = make_model(tmp_path, CHAT)
     plain, auto = Text(folder, "plain"), Text(folder)
