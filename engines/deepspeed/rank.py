@@ -1,0 +1,181 @@
+"""A trainer rank: `python -m areal_async.engines.deepspeed.rank --connect ADDRESS --spec FILE`, under torchrun.
+
+What always holds: requests are done one after another in the order in which they come, which is the same for all ranks;
+each is answered once, by its result or by a `WorkerError` with the traceback. After an error in a training step the
+rank ends: its peers may wait for it in a collective call, and gradients may be half there. After any other error it
+goes on. The published files are removed at the end.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from areal_async.errors import ArealError, TrainerError
+from areal_async.messages import (
+    PROTOCOL,
+    AnyWire,
+    Goodbye,
+    Hello,
+    ModelSaved,
+    ParameterInfo,
+    Probe,
+    ProbeResult,
+    Publish,
+    Published,
+    SaveModel,
+    Train,
+    TrainerSpec,
+    WorkerError,
+)
+from areal_async.wire.dealer import Dealer, Request
+
+if TYPE_CHECKING:
+    from areal_async.engines.deepspeed.batch import Array
+
+log = logging.getLogger(__name__)
+
+CREDITS: Final = 2  # one request in work, one that waits: the next step's arrays travel while a step is trained
+WAIT_S: Final = 60.0  # only how often `receive` returns; a dead controller is noticed by the wire
+
+Answer: TypeAlias = tuple[AnyWire, "Sequence[Array]"]
+
+
+class Rank:
+    """Does what messages ask. rank 0 alone writes files."""
+
+    def __init__(self, spec: TrainerSpec, rank: int, world: int, local_rank: int) -> None:
+        import torch
+
+        from areal_async.engines.deepspeed.engine import open_engine, start_ranks
+        from areal_async.engines.deepspeed.model import load_model
+        from areal_async.engines.deepspeed.publish import Publisher
+        from areal_async.engines.deepspeed.step import Trainer
+
+        device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        torch.manual_seed(spec.seed)
+        start_ranks(device)
+        engine = open_engine(load_model(spec.model_path, spec.dtype, device), spec)
+        self._spec = spec
+        self._rank = rank
+        self._trainer = Trainer(engine, spec, rank, world)
+        self._publisher = Publisher(spec.shm_prefix)
+
+    def manifest(self) -> tuple[ParameterInfo, ...]:
+        from areal_async.engines.deepspeed.model import manifest
+
+        return manifest(self._trainer.engine.module, self._spec.publish_dtype)
+
+    def answer(self, request: Request) -> Answer:
+        """Do what is asked. Raises whatever goes wrong."""
+        match request.message:
+            case Train() as train:
+                return self._trainer.train(train, request.arrays), ()
+            case Publish() as publish:
+                return self._publish(publish), ()
+            case Probe() as probe:
+                return self._probe(probe, request.arrays)
+            case SaveModel(path=path):
+                return self._save(Path(path)), ()
+            case other:
+                raise TrainerError(f"a trainer rank can't answer {type(other).__name__}")
+
+    def close(self) -> None:
+        self._publisher.close()
+
+    def _publish(self, publish: Publish) -> Published:
+        from areal_async.engines.deepspeed.model import published_tensors
+
+        held = self._trainer.version
+        if publish.version != held:
+            raise TrainerError(f"version {publish.version} can't be published: the trainer holds version {held}")
+        path, nbytes = self._publisher.path(publish.version), 0
+        if self._rank == 0:
+            self._publisher.free(publish.free)
+            tensors = published_tensors(self._trainer.engine.module, self._spec.publish_dtype)
+            path, nbytes = self._publisher.publish(publish.version, tensors)
+        return Published(at=0.0, version=publish.version, branch=publish.branch, location=str(path), nbytes=nbytes)
+
+    def _probe(self, probe: Probe, arrays: "Sequence[Array]") -> Answer:
+        import torch
+
+        from areal_async.engines.deepspeed.model import sequence_log_probs
+
+        if len(arrays) != 1 or arrays[0].ndim != 1 or not len(arrays[0]):
+            raise TrainerError(f"probe {probe.id}: one array of token ids is needed")
+        module = self._trainer.engine.module
+        token_ids = torch.from_numpy(arrays[0].astype(np.int64)).to(module.device)
+        result = sequence_log_probs(module, token_ids, probe.temperature)
+        return ProbeResult(id=probe.id), (result.to("cpu", torch.float32).numpy(),)
+
+    def _save(self, path: Path) -> ModelSaved:
+        from areal_async.engines.deepspeed.model import save_model
+
+        if self._rank == 0:
+            save_model(self._trainer.engine.module, Path(self._spec.model_path), path)
+        return ModelSaved(path=str(path), version=self._trainer.version)
+
+
+def serve(rank: Rank, dealer: Dealer) -> None:
+    """Answer requests until `Goodbye`. Raises WireError when the controller is gone, and what a step raised."""
+    while True:
+        request = dealer.receive(WAIT_S)
+        if request is None:
+            continue
+        if isinstance(request.message, Goodbye):
+            return
+        try:
+            message, arrays = rank.answer(request)
+        except Exception as error:
+            why = str(error) if isinstance(error, ArealError) else traceback.format_exc()
+            log.error("request %s failed: %s", request.id, why)
+            dealer.reply(request, WorkerError(why=why))
+            if isinstance(request.message, Train):
+                raise
+            continue
+        dealer.reply(request, message, arrays)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="areal_async.engines.deepspeed.rank", description=__doc__)
+    parser.add_argument("--connect", required=True, metavar="ADDRESS", help="the controller's ZeroMQ address")
+    parser.add_argument("--spec", required=True, metavar="FILE", help="JSON file with a TrainerSpec")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    spec = msgspec.json.decode(Path(options.spec).read_bytes(), type=TrainerSpec)
+    number, world, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    rank = Rank(spec, number, world, local_rank)
+    hello = Hello(
+        protocol=PROTOCOL,
+        secret=os.environ["AREAL_ASYNC_SECRET"],
+        worker="trainer",
+        name=f"trainer.{number}",
+        nonce=uuid.uuid4().hex,
+        credits=CREDITS,
+        rank=number,
+        world=world,
+        parameters=rank.manifest() if number == 0 else (),
+    )
+    try:
+        with Dealer(options.connect, hello) as dealer:
+            serve(rank, dealer)
+    except ArealError as error:
+        print(f"trainer.{number}: {error}", file=sys.stderr)
+        return 1
+    finally:
+        rank.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
