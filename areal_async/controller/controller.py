@@ -17,6 +17,7 @@ from areal_async.controller.metrics import StepRow
 from areal_async.controller.parts import Parts
 from areal_async.controller.result import RunResult
 from areal_async.errors import ArealError
+from areal_async.launch.recipes import Recipes
 from areal_async.rollout.workflow import Workflow
 
 
@@ -25,7 +26,7 @@ class Controller:
 
     workflow: in place of `rollout.workflow`, an object with `async run(session, prompt) -> Sample`. reward: in place of
     `reward.function`, a function that its workers can import (defined at the top of a module). run_dir: in place of a
-    new folder under `runs_dir`.
+    new folder under `runs_dir`. recipes: how children are started; `areal_async.testing` has scripted ones.
 
     Errors: `ConfigError` from `async with` where the configuration can't be right; any `ArealError` from `steps()`,
     `run()` or the end of the `async with`.
@@ -38,16 +39,20 @@ class Controller:
         workflow: Workflow | None = None,
         reward: Callable[..., object] | None = None,
         run_dir: Path | None = None,
+        recipes: Recipes | None = None,
     ) -> None:
         self.config = config
         self._workflow = workflow
         self._reward = reward
         self._run_dir = run_dir
+        self._recipes = recipes or Recipes()
         self._rows: asyncio.Queue[StepRow | None] = asyncio.Queue()
         self._failure_told = False
 
     async def __aenter__(self) -> Self:
-        self._parts = Parts(self.config, self._workflow, self._reward, self._run_dir, self._rows.put_nowait)
+        self._parts = Parts(
+            self.config, self._workflow, self._reward, self._run_dir, self._recipes, self._rows.put_nowait
+        )
         self._main = asyncio.create_task(self._supervise(), name=f"areal-async run {self.config.name}")
         return self
 

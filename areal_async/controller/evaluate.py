@@ -23,6 +23,7 @@ from areal_async.controller.rollouts import read_prompt
 from areal_async.controller.samples import Kept, Samples
 from areal_async.controller.servers import start_server
 from areal_async.errors import ConfigError
+from areal_async.launch.recipes import Recipes
 from areal_async.messages import AnyEvent, Hello, ScoreResult, sample_id
 from areal_async.rollout.data import Dataset
 from areal_async.rollout.session import Session
@@ -48,7 +49,9 @@ class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
     model: str
 
 
-async def evaluate(config: Config, model: Path, *, progress: Callable[[int, int], None]) -> EvalResult:
+async def evaluate(
+    config: Config, model: Path, *, progress: Callable[[int, int], None], recipes: Recipes | None = None
+) -> EvalResult:
     """Score the model in the folder `model` on `data.eval`. progress(done, all) after each answer.
 
     Errors: ConfigError where there is nothing to evaluate on; LaunchError, HandshakeError.
@@ -59,7 +62,7 @@ async def evaluate(config: Config, model: Path, *, progress: Callable[[int, int]
         try:
             async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
                 crew = Crew(group)
-                bench = await _Bench.start(stack, crew, config, model, text, Path(folder))
+                bench = await _Bench.start(stack, crew, config, model, text, Path(folder), recipes or Recipes())
                 answers = await bench.answers(prompts, progress)
                 await crew.dismiss()
         except BaseExceptionGroup as errors:
@@ -89,7 +92,7 @@ class _Bench:
 
     @classmethod
     async def start(
-        cls, stack: AsyncExitStack, crew: Crew, config: Config, model: Path, text: Text, folder: Path
+        cls, stack: AsyncExitStack, crew: Crew, config: Config, model: Path, text: Text, folder: Path, recipes: Recipes
     ) -> "_Bench":
         secret = secrets.token_hex(32)
         address = f"ipc://{folder / 'wire.sock'}"
@@ -103,7 +106,7 @@ class _Bench:
 
         router = await stack.enter_async_context(Router(address, secret, joined, lost))
         spec = msgspec.structs.replace(reward_spec(config, None), model_path=str(model))
-        rewards = Rewards(config.reward, spec, router, Samples(), crew, take=_drop, now=time.monotonic)
+        rewards = Rewards(config.reward, spec, recipes, router, Samples(), crew, take=_drop, now=time.monotonic)
         identity = server_identity(config, text)
         cores = config.server.cores
         async with asyncio.TaskGroup() as starts:
@@ -112,7 +115,8 @@ class _Bench:
                 start_server(
                     stack,
                     config,
-                    name="server 0",
+                    recipes,
+                    name="0",
                     model=str(model),
                     socket=folder / "server.sock",
                     stderr=folder / "server.log",

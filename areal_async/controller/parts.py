@@ -28,6 +28,7 @@ from areal_async.controller.trainer import Trainer
 from areal_async.controller.turn import Turn
 from areal_async.core.orchestrator import Orchestrator
 from areal_async.errors import ConfigError, RunFailed
+from areal_async.launch.recipes import Recipes
 from areal_async.log.writer import RunLog
 from areal_async.messages import (
     AnyCommand,
@@ -74,6 +75,7 @@ class Parts:
         workflow: Workflow | None,
         reward: Callable[..., object] | None,
         run_dir: Path | None,
+        recipes: Recipes,
         on_row: Callable[[StepRow], None],
     ) -> None:
         self._config = config
@@ -83,6 +85,7 @@ class Parts:
         self._text = Text(config.model.path, config.data.chat_template)
         self._core = Orchestrator(config.rules)
         self._on_row = on_row
+        self._recipes = recipes
         self._meter = Meter(config.rollout.servers)
         self._samples = Samples()
         self._secret = secrets.token_hex(32)
@@ -133,10 +136,13 @@ class Parts:
         identity = server_identity(config, self._text)
         positions = Positions(len(self._dataset.rows), config.seed, config.data.shuffle, config.data.epochs)
         self._prompts = Prompts(self._dataset, positions, self._text)
-        self._trainer = Trainer(config, router, samples, crew, take=self._take, now=self.now)
-        self._rewards = Rewards(config.reward, self._reward_spec, router, samples, crew, take=self._take, now=self.now)
+        self._trainer = Trainer(config, self._recipes, router, samples, crew, take=self._take, now=self.now)
+        self._rewards = Rewards(
+            config.reward, self._reward_spec, self._recipes, router, samples, crew, take=self._take, now=self.now
+        )
         self._servers = Servers(
             config,
+            self._recipes,
             crew,
             identity,
             probe_prompts=self._probe_prompts,
@@ -165,9 +171,9 @@ class Parts:
         )
         self._crew.start(self._rewards.start(stack, *wire, folder.runtime, folder.stderr), "start of the rewards")
         for name in self._servers.names():
-            file = name.replace(" ", "-")
+            file = f"server-{name}"
             self._crew.start(
-                self._servers.start(stack, name, folder.socket(file), folder.stderr(file)), f"start of {name}"
+                self._servers.start(stack, name, folder.socket(file), folder.stderr(file)), f"start of server {name}"
             )
 
     def _probe_prompts(self) -> list[list[int]]:
@@ -248,7 +254,9 @@ class Parts:
         self._last_event = time.monotonic()
         self._record.seen(event, commands)
         if isinstance(event, Joined):
-            logger.info("%s is there (%.0f s)", event.id, event.at)
+            logger.info(
+                "%s is there after %.0f s", event.id if event.peer != "server" else f"server {event.id}", event.at
+            )
         elif isinstance(event, StepDone) and event.skipped:
             logger.warning("step %d: the update was left out: %s", event.step, event.skipped)
         elif isinstance(event, Failed):

@@ -5,7 +5,6 @@ the verdict `infrastructure`, which is no reward at all, never a wrong one.
 """
 
 import asyncio
-import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,6 +16,7 @@ from areal_async.controller.crew import Crew
 from areal_async.controller.samples import Kept, Samples
 from areal_async.errors import LaunchError, WireError
 from areal_async.launch.child import Child, ChildSpec
+from areal_async.launch.recipes import Recipes
 from areal_async.messages import (
     AnyEvent,
     Cancel,
@@ -43,6 +43,7 @@ class Rewards:
         self,
         config: RewardConfig,
         spec: RewardSpec,
+        recipes: Recipes,
         router: Router,
         samples: Samples,
         crew: Crew,
@@ -52,6 +53,7 @@ class Rewards:
     ) -> None:
         self._config = config
         self._spec = spec
+        self._recipes = recipes
         self._router = router
         self._samples = samples
         self._crew = crew
@@ -68,10 +70,11 @@ class Rewards:
         spec_path = folder / "rewards.json"
         spec_path.write_bytes(msgspec.json.encode(self._spec))
         for name in self._joined:
-            argv = [sys.executable, "-m", "areal_async.rewards.worker"]
-            argv += ["--connect", address, "--spec", str(spec_path), "--name", name]
+            argv, env = self._recipes.rewards(connect=address, spec=str(spec_path), name=name)
             child = await Child.start(
-                ChildSpec(name=name, argv=tuple(argv), env={"AREAL_ASYNC_SECRET": secret}, stderr_path=stderr(name))
+                ChildSpec(
+                    name=name, argv=tuple(argv), env=env | {"AREAL_ASYNC_SECRET": secret}, stderr_path=stderr(name)
+                )
             )
             stack.push_async_callback(child.stop, 1.0)
             self._children[name] = child

@@ -16,7 +16,7 @@ from areal_async.config import Config
 from areal_async.controller.crew import Crew
 from areal_async.errors import HandshakeError, LaunchError, ServerError, WireError
 from areal_async.launch.child import Child, ChildSpec
-from areal_async.launch.recipes import vllm_command
+from areal_async.launch.recipes import Recipes
 from areal_async.messages import AnyEvent, Failed, Joined, Lost, Swap, Swapped
 from areal_async.rollout.handshake import handshake, probe
 from areal_async.rollout.types import ModelIdentity
@@ -36,6 +36,7 @@ ProbeTrainer = Callable[[npt.NDArray[np.int32], float, str], Awaitable[npt.NDArr
 async def start_server(
     stack: AsyncExitStack,
     config: Config,
+    recipes: Recipes,
     *,
     name: str,
     model: str,
@@ -46,7 +47,7 @@ async def start_server(
 ) -> tuple[VllmClient, Child]:
     """Start one vLLM server and shake hands. `stack` stops it. Errors: LaunchError, HandshakeError."""
     server = config.server
-    argv, env = vllm_command(
+    argv, env = recipes.server(
         uds=str(socket),
         model=model,
         dtype=config.model.dtype,
@@ -58,7 +59,7 @@ async def start_server(
         seed=config.seed,
         extra=server.extra_args,
     )
-    child = await Child.start(ChildSpec(name=name, argv=tuple(argv), env=env, stderr_path=stderr))
+    child = await Child.start(ChildSpec(name=f"server {name}", argv=tuple(argv), env=env, stderr_path=stderr))
     stack.push_async_callback(child.stop, STOP_GRACE_S)
     client = await stack.enter_async_context(VllmClient(name, f"unix:{socket}"))
     ended = asyncio.ensure_future(child.wait())
@@ -67,13 +68,14 @@ async def start_server(
             while not await _answers(client):
                 if ended.done():
                     raise LaunchError(
-                        f"{name} ended with {ended.result()} while it started; the end of its stderr:\n{child.tail()}"
+                        f"server {name} ended with {ended.result()} while it started; the end of its stderr:\n"
+                        f"{child.tail()}"
                     )
                 await asyncio.sleep(HEALTH_POLL_S)
     except TimeoutError as error:
         raise LaunchError(
-            f"{name} does not answer after server.start_timeout_s = {server.start_timeout_s:g} s; the end of its "
-            f"stderr:\n{child.tail()}"
+            f"server {name} does not answer after server.start_timeout_s = {server.start_timeout_s:g} s; the end of "
+            f"its stderr:\n{child.tail()}"
         ) from error
     finally:
         ended.cancel()
@@ -96,6 +98,7 @@ class Servers:
     def __init__(
         self,
         config: Config,
+        recipes: Recipes,
         crew: Crew,
         identity: ModelIdentity,
         *,
@@ -106,6 +109,7 @@ class Servers:
         now: Callable[[], float],
     ) -> None:
         self._config = config
+        self._recipes = recipes
         self._crew = crew
         self._identity = identity
         self._probe_prompts = probe_prompts
@@ -117,7 +121,7 @@ class Servers:
         self.clients: dict[str, VllmClient] = {}
 
     def names(self) -> list[str]:
-        return [f"server {number}" for number in range(self._config.rollout.servers)]
+        return [str(number) for number in range(self._config.rollout.servers)]
 
     async def start(self, stack: AsyncExitStack, name: str, socket: Path, stderr: Path) -> None:
         """Start one server and have it join. Errors: LaunchError, HandshakeError."""
@@ -127,6 +131,7 @@ class Servers:
         client, child = await start_server(
             stack,
             self._config,
+            self._recipes,
             name=name,
             model=self._config.model.path,
             socket=socket,
@@ -135,16 +140,16 @@ class Servers:
             identity=self._identity,
         )
         self.clients[name] = client
-        self._crew.start(self._watch(name, child), f"watch {name}")
+        self._crew.start(self._watch(name, child), f"watch server {name}")
         self._take(Joined(at=self._now(), peer="server", id=name))
 
     async def _watch(self, name: str, child: Child) -> None:
         code = await child.wait()
-        why = f"{name} ended with {code}; the end of its stderr:\n{child.tail()}"
+        why = f"server {name} ended with {code}; the end of its stderr:\n{child.tail()}"
         self._take(Lost(at=self._now(), peer="server", id=name, why=why))
 
     def swap(self, command: Swap) -> None:
-        self._crew.start(self._swap(command), f"swap of {command.server} to version {command.version}")
+        self._crew.start(self._swap(command), f"swap of server {command.server} to version {command.version}")
 
     async def _swap(self, command: Swap) -> None:
         client = self.clients[command.server]
@@ -184,15 +189,15 @@ class Servers:
             n = min(PROBE_TOKENS, self._identity.context_tokens - len(prompt))
             drawn, logprobs = await probe(client, np.asarray(prompt, np.int32), n, temperature)
             sequence = np.concatenate([np.asarray(prompt, np.int32), drawn])
-            expected = await self._probe_trainer(sequence, temperature, f"probe {client.name} {number}")
+            expected = await self._probe_trainer(sequence, temperature, f"probe of server {client.name}, {number}")
             differences.append(np.abs(expected[len(prompt) :] - logprobs))
         mean, largest = float(np.concatenate(differences).mean()), float(np.concatenate(differences).max())
         tolerance = PROBE_TOLERANCE[self._config.model.dtype]
         if not mean <= tolerance:
             raise HandshakeError(
-                f"{client.name} ({client.address}) can't be used: with the same weights (version {command.version}) "
-                f"its log-probabilities differ from the trainer's by {mean:.2g} on average (at most {largest:.2g}; "
-                f"{tolerance:g} on average is allowed in {self._config.model.dtype}). Usual causes: another "
-                f"temperature or logits processor at the server (--logprobs-mode, --generation-config), another "
-                f"dtype, another model. Nothing was trained with it."
+                f"server {client.name} ({client.address}) can't be used: with the same weights (version "
+                f"{command.version}) its log-probabilities differ from the trainer's by {mean:.2g} on average (at "
+                f"most {largest:.2g}; {tolerance:g} on average is allowed in {self._config.model.dtype}). Nothing was "
+                f"trained with it. Usual causes: another temperature or logits processor at the server "
+                f"(--logprobs-mode, --generation-config), another dtype, another model"
             )

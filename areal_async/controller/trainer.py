@@ -20,7 +20,7 @@ from areal_async.controller.rewarding import wait_for_start
 from areal_async.controller.samples import Samples
 from areal_async.errors import TrainerError, WireError
 from areal_async.launch.child import Child, ChildSpec
-from areal_async.launch.recipes import trainer_command
+from areal_async.launch.recipes import Recipes
 from areal_async.messages import (
     AnyEvent,
     AnyWire,
@@ -72,6 +72,7 @@ class Trainer:
     def __init__(
         self,
         config: Config,
+        recipes: Recipes,
         router: Router,
         samples: Samples,
         crew: Crew,
@@ -80,6 +81,7 @@ class Trainer:
         now: Callable[[], float],
     ) -> None:
         self._config = config
+        self._recipes = recipes
         self._router = router
         self._samples = samples
         self._crew = crew
@@ -112,7 +114,7 @@ class Trainer:
         """Start all ranks and wait until they are there. Errors: LaunchError with the tail of their stderr."""
         spec_path = folder / "trainer.json"
         spec_path.write_bytes(msgspec.json.encode(trainer_spec(self._config, shm_prefix)))
-        argv, env = trainer_command(
+        argv, env = self._recipes.trainer(
             connect=address, spec=str(spec_path), ranks=self._config.train.ranks, cores=self._config.train.cores
         )
         child = await Child.start(

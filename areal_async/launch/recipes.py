@@ -4,7 +4,12 @@ What always holds: these functions are pure; whoever calls them starts the proce
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Command: TypeAlias = tuple[list[str], dict[str, str]]
+"""Argument list, and what is added to the environment."""
 
 
 def vllm_command(
@@ -19,7 +24,7 @@ def vllm_command(
     max_num_seqs: int,
     seed: int,
     extra: Sequence[str] = (),
-) -> tuple[list[str], dict[str, str]]:
+) -> Command:
     """Argument list and additional environment of one vLLM server that listens on a Unix socket.
 
     uds: path of the socket (at most 107 bytes). model: folder of a Hugging Face model. dtype: float32 or bfloat16.
@@ -55,3 +60,54 @@ def vllm_command(
         argv = ["taskset", "-c", cores, *argv, "--enforce-eager"]  # compiling takes 40 s and gains little on a CPU
         env |= {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": str(kv_space_gib)}
     return [*argv, *extra], env
+
+
+def trainer_command(*, connect: str, spec: str, ranks: int, cores: str | None) -> Command:
+    """The trainer: torchrun and its ranks. connect: address of the controller's wire. spec: a `TrainerSpec` in JSON.
+
+    cores: of each rank, as taskset spells them, ranks separated by `|`; None: wherever the system puts them.
+    """
+    argv = [
+        sys.executable, "-m", "torch.distributed.run",
+        "--standalone",                                     # a meeting point of its own on loopback, for these ranks
+        "--nproc-per-node", str(ranks),
+        "--max-restarts", "0",                              # a dead rank is the controller's business
+        "-m", "areal_async.engines.deepspeed.rank",
+        "--connect", connect,
+        "--spec", spec,
+    ]  # fmt: skip
+    if cores is None:
+        return argv, {}
+    parts = cores.split("|")
+    threads = min(count_cores(part) for part in parts)
+    return ["taskset", "-c", ",".join(parts), *argv], {"OMP_NUM_THREADS": str(threads)}
+
+
+def rewards_command(*, connect: str, spec: str, name: str) -> Command:
+    """One reward worker. spec: a `RewardSpec` in JSON. name: "rewards.0", …"""
+    return [
+        sys.executable,
+        "-m",
+        "areal_async.rewards.worker",
+        "--connect",
+        connect,
+        "--spec",
+        spec,
+        "--name",
+        name,
+    ], {}
+
+
+def count_cores(cores: str) -> int:
+    """How many cores "0,2-5" names."""
+    spans = [part.partition("-") for part in cores.split(",")]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
+
+
+@dataclass(frozen=True)
+class Recipes:
+    """How each kind of child is started. `areal_async.testing` has recipes for scripted ones."""
+
+    server: Callable[..., Command] = vllm_command
+    trainer: Callable[..., Command] = trainer_command
+    rewards: Callable[..., Command] = rewards_command
