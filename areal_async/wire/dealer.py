@@ -196,7 +196,10 @@ class _Link:
                 self._say(self._hello)
                 self._serve(monitor)
             finally:
+                if self._left or not self._welcomed or self._broken_since is not None:
+                    self._socket.setsockopt(zmq.LINGER, 0)  # nobody is there to take what hasn't gone out
                 self._socket.disable_monitor()
+                monitor.close(linger=0)
 
     def _serve(self, monitor: zmq.SyncSocket) -> None:
         poller = zmq.Poller()
