@@ -8,6 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
+
+uvloop.new_event_loop().close()  # libuv opens a pipe for signals once a process, and keeps it
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTLE_S = 5.0  # how long a child or a socket that a test has just ended may take to go

@@ -223,6 +223,7 @@ class Parts:
                 self._rewards.cancel(command)
                 self._rollouts.cancel(command)
             case Forget():
+                self._log.forget(command.samples)
                 for sample in command.samples:
                     self._samples.pop(sample, None)
             case Finish():
