@@ -245,7 +245,9 @@ class World:
         self._alive[command.position] = command.group
         self.groups[command.group] = GroupBook(command.position)
         self._fates["open"] += 1
-        newest = max(version for branch, version in self.versions.values() if branch == self.branch)
+        held = [version for branch, version in self.versions.values() if branch == self.branch]
+        hold(bool(held), "admitted although no server holds weights of this branch")
+        newest = max(held)
         rules = self.rules
         taken = self.first * rules.batch_groups + self.fates("handed") + self.outstanding
         limit = (newest + rules.max_staleness + 1) * rules.batch_groups

@@ -1,0 +1,114 @@
+"""What a training step is made of: advantages, order, split and divisors."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_async.core.batches import form, grpo
+from areal_async.core.ledger import Group
+from areal_async.messages import Minibatch, Rules, SampleDone
+
+from .world import make_rules
+
+REWARDS = st.lists(st.one_of(st.none(), st.floats(-1e100, 1e100), st.sampled_from([0.0, 1.0])), max_size=9)
+
+
+def make_group(number: int, lengths: list[int], rewards: list[float | None]) -> Group:
+    """Answers of these lengths to a prompt of 2 tokens, of which all but one are trained."""
+    group = Group(number, number, "server0", 0, 1, len(lengths), 0.0)
+    for sample, length, reward in zip(group.samples, lengths, rewards, strict=True):
+        sample.reward = reward
+        sample.done = SampleDone(
+            at=0.0,
+            sample=sample.id,
+            attempt=0,
+            oldest=0,
+            newest=0,
+            prompt_tokens=2,
+            length=length,
+            loss_tokens=length - 1,
+            finish="stop",
+        )
+    return group
+
+
+def batch_rules(**changes: object) -> Rules:
+    return make_rules(**{"batch_groups": 4, "group_size": 2, "max_tokens_per_microbatch": 20, **changes})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "signs"),
+    [
+        ([1.0, 1.0, 1.0, 1.0], [0, 0, 0, 0]),
+        ([1.0, None, 0.0, 1.0], [1, None, -1, 1]),
+        ([None, None, None, 0.0], [None, None, None, 0]),
+        ([None, None], [None, None]),
+    ],
+)
+def test_p12_advantages(rewards: list[float | None], signs: list[int | None]) -> None:
+    advantages = grpo(rewards, 1e-6)
+    assert [a if a is None else (a > 0) - (a < 0) for a in advantages] == signs
+
+
+@given(REWARDS, st.sampled_from([0.0, 1e-6, 1.0]))
+def test_advantages_are_finite_and_sum_to_zero(rewards: list[float | None], eps: float) -> None:
+    advantages = grpo(rewards, eps)
+    assert [a is None for a in advantages] == [r is None for r in rewards]
+    known = [a for a in advantages if a is not None]
+    assert all(math.isfinite(a) for a in known)
+    assert math.fsum(known) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_without_minibatches_nothing_is_shuffled() -> None:
+    groups = [make_group(number, [5, 5], [0.0, 1.0]) for number in (3, 5, 6, 9)]
+    train = form(groups, step=7, branch=0, rules=batch_rules())
+    assert train.groups == (3, 5, 6, 9)
+    assert [sample.sample for sample in train.samples] == ["3.0", "3.1", "5.0", "5.1", "6.0", "6.1", "9.0", "9.1"]
+    assert train.step == 7
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("capacity", [12, 20, 1000])
+def test_p13_the_divisor_does_not_depend_on_the_split(ranks: int, capacity: int) -> None:
+    groups = [make_group(number, [3 + number, 8], [0.0, 1.0]) for number in range(4)]
+    train = form(groups, step=0, branch=0, rules=batch_rules(ranks=ranks, max_tokens_per_microbatch=capacity))
+    (part,) = train.minibatches
+    assert part.divisor == sum(number + 2 + 7 for number in range(4))
+
+
+def test_a_minibatch_without_a_trained_token_divides_by_one() -> None:
+    train = form([make_group(0, [1], [0.0])], step=0, branch=0, rules=batch_rules(batch_groups=1, group_size=1))
+    assert train.minibatches[0].divisor == 1.0
+
+
+def test_p14_every_rank_makes_as_many_passes() -> None:
+    """Five answers of 10 tokens, 10 a micro-batch: three for rank 0, two for rank 1, which gets a dummy."""
+    groups = [make_group(number, [8], [1.0]) for number in range(5)]
+    rules = batch_rules(batch_groups=5, group_size=1, ranks=2, max_tokens_per_microbatch=10)
+    (part,) = form(groups, step=0, branch=0, rules=rules).minibatches
+    assert [len(rank) for rank in part.ranks] == [3, 3]
+    assert part.ranks == (((0,), (2,), (4,)), ((1,), (3,), ()))
+
+
+def test_p14_a_rank_whose_share_is_empty_takes_part() -> None:
+    rules = batch_rules(batch_groups=1, group_size=1, ranks=3)
+    train = form([make_group(0, [8], [1.0])], step=0, branch=0, rules=rules)
+    assert train.minibatches == (Minibatch(divisor=7.0, ranks=(((0,),), ((),), ((),))),)
+
+
+def test_minibatches_have_the_same_number_of_whole_groups() -> None:
+    groups = [make_group(number, [4, 5], [0.0, 1.0]) for number in range(4)]
+    train = form(groups, step=0, branch=0, rules=batch_rules(minibatches=2))
+    for part in train.minibatches:
+        indices = sorted(index for rank in part.ranks for micro in rank for index in micro)
+        assert len(indices) == 4
+        assert [index // 2 for index in indices[::2]] == [index // 2 for index in indices[1::2]]
+
+
+def test_a_sample_longer_than_a_microbatch_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(
+        ValueError, match=r"has 32 tokens, a micro-batch holds 20; raise train\.max_tokens_per_microbatch"
+    ):
+        form([make_group(0, [30], [1.0])], step=0, branch=0, rules=batch_rules(batch_groups=1, group_size=1))
