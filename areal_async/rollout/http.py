@@ -9,15 +9,17 @@ is httptools (llhttp), as in uvicorn. No redirects, proxies, cookies, compressio
 """
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from httptools import HttpParserError, HttpResponseParser
 
 KEEP_ALIVE_S: Final = 3.0  # below uvicorn's 5 s, so that no request is written to a connection it is about to close
 CONNECT_DEADLINE_S: Final = 10.0  # a server that listens accepts at once; this is for a network's worst moments
+QUEUE_FULL_S: Final = 0.005  # a server accepts some thousands a second
 
 Sink: TypeAlias = Callable[[bytes], None]
 
@@ -68,12 +70,29 @@ class Http:
         try:
             async with asyncio.timeout(CONNECT_DEADLINE_S):
                 if url.scheme == "unix":
-                    return (await loop.create_unix_connection(_Connection, self._address.removeprefix("unix:")))[1]
+                    sock = await _unix_socket(self._address.removeprefix("unix:"))
+                    return (await loop.create_unix_connection(_Connection, sock=sock))[1]
                 tls = ssl.create_default_context() if url.scheme == "https" else None
                 port = url.port or (443 if tls else 80)
                 return (await loop.create_connection(_Connection, url.hostname or "", port, ssl=tls))[1]
         except TimeoutError as error:
             raise ConnectionError(f"no connection within {CONNECT_DEADLINE_S:g} s") from error
+
+
+async def _unix_socket(path: str) -> socket.socket:
+    """A connected socket. Where the server's queue of new connections is full (a burst of thousands), the kernel says
+    EAGAIN; asyncio takes that for "soon" and hands out a socket that isn't connected. So it is tried again here."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        while True:
+            try:
+                sock.connect(path)
+                return sock
+            except BlockingIOError:
+                await asyncio.sleep(QUEUE_FULL_S)
+    except BaseException:
+        sock.close()
+        raise
 
 
 class _Connection(asyncio.Protocol):
@@ -111,8 +130,7 @@ class _Connection(asyncio.Protocol):
     # asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's isn't one by its bases
 
     def data_received(self, data: bytes) -> None:
         try:

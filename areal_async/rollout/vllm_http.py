@@ -121,11 +121,16 @@ class VllmClient:
 
     async def update_weights(self, info: Mapping[str, str], deadline_s: float = UPDATE_DEADLINE_S) -> None:
         """Load weights; info: of the transfer engine, `{"path": …}` for shared memory."""
-        await self._post("/update_weights", {"update_info": dict(info)}, deadline_s)
+        await self._call("POST", "/update_weights", self._encode({"update_info": dict(info)}), deadline_s)
 
-    async def finish_weight_update(self, version: Version) -> None:
-        """Close the layers; tokens are labelled `version` from now on."""
-        await self._post("/finish_weight_update", {"weight_version": str(version)}, UPDATE_DEADLINE_S)
+    async def finish_weight_update(self, version: Version, deadline_s: float = UPDATE_DEADLINE_S) -> None:
+        """Close the layers, which packs what is still unpacked; tokens are labelled `version` from now on."""
+        body = self._encode({"weight_version": str(version)})
+        await self._call("POST", "/finish_weight_update", body, deadline_s)
+
+    async def label_weights(self, version: Version) -> None:
+        """Call the weights that the server was started with `version`; tokens are labelled so from now on."""
+        await self._post("/update_weight_version", {"new_version": str(version)})
 
     async def resume(self) -> None:
         """Let frozen answers go on."""
@@ -148,7 +153,7 @@ class VllmClient:
             ("pause", self.pause),
             ("start", self.start_weight_update),
             ("update", lambda: self.update_weights(info, deadline_s)),
-            ("finish", lambda: self.finish_weight_update(version)),
+            ("finish", lambda: self.finish_weight_update(version, deadline_s)),
             ("resume", self.resume),
         ]
         times = []
@@ -201,8 +206,8 @@ class VllmClient:
     async def _get(self, path: str) -> bytes:
         return await self._call("GET", path, b"", CONTROL_DEADLINE_S)
 
-    async def _post(self, path: str, body: object = None, deadline_s: float = CONTROL_DEADLINE_S) -> bytes:
-        return await self._call("POST", path, b"" if body is None else self._encode(body), deadline_s)
+    async def _post(self, path: str, body: object = None) -> bytes:
+        return await self._call("POST", path, b"" if body is None else self._encode(body), CONTROL_DEADLINE_S)
 
     async def _call(self, method: str, path: str, body: bytes, deadline_s: float) -> bytes:
         pieces: list[bytes] = []

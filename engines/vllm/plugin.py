@@ -19,6 +19,8 @@ from typing import Final
 
 import torch
 from safetensors import safe_open
+from vllm.config import VllmConfig
+from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -26,6 +28,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
+from areal_async.engines.vllm import cpu_seeds
 from areal_async.engines.vllm.manifest import Expected, ManifestError, compare, expected_by, manifest_of
 
 BACKEND: Final = "areal_shm"
@@ -55,6 +58,14 @@ class SharedMemoryEngine(WeightTransferEngine[ShmInit, ShmUpdate]):
 
     init_info_cls = ShmInit
     update_info_cls = ShmUpdate
+
+    def __init__(
+        self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
+    ) -> None:
+        """Made by vLLM in each worker, once its model is loaded."""
+        super().__init__(config, vllm_config, device, model)
+        if device.type == "cpu":
+            cpu_seeds.install()  # swaps are what makes this happen
 
     def init_transfer_engine(self, init_info: ShmInit) -> None:
         """Compare the file's header with the model. Raises ManifestError; the model isn't touched."""
