@@ -267,7 +267,7 @@ def test_what_the_callbacks_raise_ends_the_block(run: Run, address: str, hello: 
         def broken(_: Hello) -> None:
             raise RuntimeError("a bug")
 
-        with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
+        with pytest.raises(ExceptionGroup) as caught:
             async with Router(address, SECRET, broken, lambda *_: None), Worker(address, hello(), echo):
                 await asyncio.sleep(60)
         assert caught.group_contains(RuntimeError, match="a bug")

@@ -1,0 +1,139 @@
+"""What the wire and the run log cost: `python tools/bench/wire.py`. Ratios are within this run; times are for scale.
+
+Says per 4,096-token sample (ids int32, loss mask uint8, log-probabilities float32, versions int32): packing and
+unpacking against msgpack of lists; a request over a Unix socket and back; putting it into the log, reading it again.
+And per event of the decision log: append and flush.
+"""
+
+import asyncio
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from areal_async.log.writer import RunLog
+from areal_async.messages import PROTOCOL, Hello, Probe, ProbeResult, Rules, SampleDone
+from areal_async.wire import frames
+from areal_async.wire.arrays import Array
+from areal_async.wire.dealer import Dealer
+from areal_async.wire.router import Router
+
+TOKENS = 4096
+WANTED_RATIO = 10.0  # DESIGN, section 13
+ROUNDS = 7  # the best of these counts: the machine is shared
+
+
+def main() -> None:
+    sample = a_sample()
+    wire_us, lists_us = (
+        per_call_us(lambda: through_frames(sample), 2000),
+        per_call_us(lambda: through_lists(sample), 20),
+    )
+    print(f"pack + unpack of a {TOKENS}-token sample   {wire_us:9.1f} µs")
+    print(f"the same as msgpack of lists            {lists_us:9.1f} µs   {lists_us / wire_us:.0f}×", end="")
+    print(f"   (wanted: {WANTED_RATIO:g}×)")
+    copied_us = per_call_us(lambda: through_frames_with_copies(sample), 2000)
+    print(f"pack, copy as the socket does, unpack   {copied_us:9.1f} µs   {lists_us / copied_us:.0f}×")
+    with tempfile.TemporaryDirectory(prefix="aa-bench-") as folder:
+        print(f"request over ipc:// and back            {asyncio.run(round_trip_us(folder, sample)):9.1f} µs")
+        log_costs(Path(folder), sample)
+    if lists_us / wire_us < WANTED_RATIO:
+        raise SystemExit("slower than wanted")
+
+
+def a_sample() -> list[Array]:
+    random = np.random.default_rng(0)
+    return [
+        random.integers(0, 150_000, TOKENS, dtype=np.int32),
+        np.ones(TOKENS, np.uint8),
+        random.normal(-1, 1, TOKENS).astype(np.float32),
+        np.full(TOKENS, 41, np.int32),
+    ]
+
+
+def through_frames(sample: list[Array]) -> None:
+    frames.unpack(frames.pack(Probe(id="1307.5", temperature=1.0), sample, id="1307.5"))
+
+
+def through_frames_with_copies(sample: list[Array]) -> None:
+    packed = frames.pack(Probe(id="1307.5", temperature=1.0), sample, id="1307.5")
+    frames.unpack([bytes(frame) for frame in packed])
+
+
+def through_lists(sample: list[Array]) -> None:
+    packed = msgspec.msgpack.encode([{"id": "1307.5", "temperature": 1.0}, *(array.tolist() for array in sample)])
+    _, *lists = msgspec.msgpack.decode(packed)
+    for values, array in zip(lists, sample, strict=True):
+        np.array(values, dtype=array.dtype)
+
+
+async def round_trip_us(folder: str, sample: list[Array]) -> float:
+    address, calls = f"ipc://{folder}/w", 300
+    hello = Hello(protocol=PROTOCOL, secret="s", worker="reward", name="rewards.0", nonce="a", credits=1)
+
+    def worker() -> None:
+        with Dealer(address, hello) as dealer:
+            while (request := dealer.receive(10)) is not None and isinstance(request.message, Probe):
+                dealer.reply(request, ProbeResult(id=request.id), request.arrays)
+
+    thread = threading.Thread(target=worker)
+    async with Router(address, "s", lambda _: None, lambda *_: None) as router:
+        thread.start()
+        await router.request("rewards.0", Probe(id="x", temperature=1.0), sample, id="x", deadline_s=10)
+        began = time.perf_counter()
+        for call in range(calls):
+            await router.request("rewards.0", Probe(id="x", temperature=1.0), sample, id=str(call), deadline_s=10)
+        took = time.perf_counter() - began
+    thread.join()
+    return took / calls * 1e6
+
+
+def log_costs(folder: Path, sample: list[Array]) -> None:
+    rules = Rules(
+        seed=1, steps=2, batch_groups=2, group_size=2, max_staleness=1, max_concurrent=4, minibatches=1, ranks=1,
+        max_tokens_per_microbatch=64,
+    )  # fmt: skip
+    event = SampleDone(
+        at=1234.5, sample="1307.5", attempt=0, oldest=40, newest=41, prompt_tokens=90, length=TOKENS,
+        loss_tokens=TOKENS, finish="stop",
+    )  # fmt: skip
+    with closing(RunLog(folder / "log", 64 << 20)) as log:
+        log.append(rules)
+
+        def events(count: int) -> None:
+            for _ in range(count):
+                log.append(event)
+            log.flush()
+
+        print(f"append + flush of one event             {per_call_us(lambda: events(1), 2000):9.1f} µs")
+        print(f"the same, 100 events a flush, per event {per_call_us(lambda: events(100), 100) / 100:9.1f} µs")
+        ref = log.put("1307.5", 0, sample)
+
+        def put() -> None:
+            log.append(event, log.put("1307.5", 0, sample))
+            log.flush()
+
+        print(f"put + append + flush of a sample        {per_call_us(put, 500):9.1f} µs   ({ref.nbytes} bytes)")
+        print(f"get of a sample                         {per_call_us(lambda: log.get('1307.5', 0), 500):9.1f} µs")
+        began = time.perf_counter()
+        asyncio.run(log.sync())
+        print(f"sync after all that                     {(time.perf_counter() - began) * 1e6:9.1f} µs")
+
+
+def per_call_us(call: Callable[[], object], calls: int) -> float:
+    best = float("inf")
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        best = min(best, time.perf_counter() - began)
+    return best / calls * 1e6
+
+
+if __name__ == "__main__":
+    main()
