@@ -230,6 +230,7 @@ class Config(Section, frozen=True, kw_only=True):
             retries=rollout.retries,
             min_group=rollout.group_size if rollout.min_group is None else rollout.min_group,
             max_failures=rollout.max_failures,
+            nan_budget=train.nan_budget,
             drop_equal=rollout.drop_equal,
             advantage=train.advantage,
             advantage_eps=train.advantage_eps,

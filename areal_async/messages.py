@@ -41,7 +41,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ru
     batch_groups: groups per training step (B). group_size: samples per group (n). max_staleness: η.
     max_concurrent: samples in flight over all servers. retries: further attempts of a sample that failed.
     min_group: members with a reward that a group needs to be trained. max_failures: failed groups that the run
-    tolerates in all. drop_equal: filter groups whose rewards are all equal (they have no gradient under `grpo`).
+    tolerates in all. nan_budget: steps whose update may be left out (loss or gradient not finite).
+    drop_equal: filter groups whose rewards are all equal (they have no gradient under `grpo`).
     ranks: data-parallel trainer ranks. max_tokens_per_microbatch: prompt + response tokens, the capacity of packing.
     wave: how many servers swap weights at the same time. steps: training steps of the whole run.
     """
@@ -59,6 +60,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ru
     retries: int = 2
     min_group: int = 1
     max_failures: int = 0
+    nan_budget: int = 0
     drop_equal: bool = False
     advantage: Literal["grpo"] = "grpo"
     advantage_eps: float = 1e-6

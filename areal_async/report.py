@@ -65,7 +65,7 @@ class _Lines:
         self._console = console
 
     def step(self, row: StepRow) -> None:
-        waited = f"  waited: {row.waited_for}" if row.waited_for else ""
+        waited = f"  waited: {row.waited_for.partition(':')[0]}" if row.waited_for else ""
         generated, trained = (per_second(tokens, row.step_s) for tokens in (row.tokens_generated, row.tokens_trained))
         self._console.print(
             f"step {row.version}/{self._steps}  reward {row.reward_mean:.3f}  "

@@ -124,6 +124,7 @@ class Parts:
             model = self.folder.root / "model"
             self._phase = f"saving the model to {model}"
             await self._trainer.save(model)
+            await self._trainer.leave()
         self._phase = "ending the processes"
         return self._outcome(finish.reason, model)
 

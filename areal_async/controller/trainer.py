@@ -5,6 +5,7 @@ rank answers is never taken for another request's answer (the wire sees to it by
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -44,6 +45,7 @@ from areal_async.wire.router import Router
 PUBLISH_TIMEOUT_S = 600.0  # writing the whole model to memory
 SAVE_TIMEOUT_S = 1800.0  # writing the whole model to disk
 PROBE_TIMEOUT_S = 300.0
+LEAVE_S = 10.0  # torchrun looks after its ranks a few times a second
 
 
 def trainer_spec(config: Config, shm_prefix: str) -> TrainerSpec:
@@ -192,6 +194,14 @@ class Trainer:
             raise TrainerError(f"the model was not saved to {folder}: {error}") from error
         if not isinstance(answers[0], ModelSaved):
             raise TrainerError(f"the trainer answered the saving of {folder} with {type(answers[0]).__name__}")
+
+    async def leave(self) -> None:
+        """Have the ranks end by themselves, at the end of a run that went well; they are ended anyway after a while."""
+        for name in self._names:
+            self._router.goodbye(name)
+        if self._child is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._child.wait(), LEAVE_S)
 
     async def _ask(
         self,

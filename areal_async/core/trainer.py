@@ -15,6 +15,7 @@ from areal_async.core.ledger import Group, Ledger
 from areal_async.core.lifecycle import TRAINER, Thing
 from areal_async.errors import IllegalTransition
 from areal_async.messages import (
+    Fail,
     Forget,
     Joined,
     Publish,
@@ -38,7 +39,7 @@ class Plan:
 class Trainer(Thing):
     """version: of the weights that it holds. branch: how often training went back. first: the version it began with."""
 
-    __slots__ = ("_fleet", "_ledger", "_plans", "_rules", "branch", "first", "version")
+    __slots__ = ("_fleet", "_ledger", "_plans", "_rules", "_skipped", "branch", "first", "version")
     lifecycle = TRAINER
 
     def __init__(self, rules: Rules, ledger: Ledger, fleet: Fleet, at: float) -> None:
@@ -47,6 +48,7 @@ class Trainer(Thing):
         self._ledger = ledger
         self._fleet = fleet
         self._plans: dict[int, Plan] = {}
+        self._skipped = 0
         self.branch = 0
         self.version: Version = 0
         self.first: Version = 0
@@ -76,7 +78,7 @@ class Trainer(Thing):
         self.move("training", at, "step {}, branch {}", self.version, self.branch)
         return [train]
 
-    def step_done(self, event: StepDone) -> list[Forget | Publish]:
+    def step_done(self, event: StepDone) -> list[Forget | Publish | Fail]:
         if self._told_again(event.branch, event.step < self.version):
             return []
         if self.state != "training" or event.step != self.version:
@@ -89,8 +91,19 @@ class Trainer(Thing):
                     self._ledger.move_sample(sample, "trained", event.at)
         self._ledger.drop(plan.groups)
         self.version += 1
+        if event.skipped:
+            self._skipped += 1
+            if self._skipped > self._rules.nan_budget:
+                return [self._too_many_skipped(event)]
         forget = Forget(samples=tuple(sample.sample for sample in plan.train.samples))
         return [forget, self._publish(event.at, event.skipped or f"step {event.step} is done")]
+
+    def _too_many_skipped(self, event: StepDone) -> Fail:
+        return Fail(
+            why=f"the updates of {self._skipped} steps were left out, and train.nan_budget is {self._rules.nan_budget}."
+            f" The last one was step {event.step}: {event.skipped}\n"
+            "Usual causes: train.lr too high, bfloat16 where float32 is needed, a model that is broken already"
+        )
 
     def published(self, event: Published) -> None:
         idle = self.state != "publishing" and event.version <= self.version

@@ -109,7 +109,7 @@ async def test_the_batch_waits_for_a_straggler_and_says_so(make_config: Make) ->
             async for row in run.steps():
                 rows.append(row)
                 if row.step == 1:  # group 0 may be trained by step 2 at the latest
-                    while "step 2 waits for group 0 (floor 0, deadline 2)" not in run.phase:
+                    while "step 2 waits for group 0 (floor 0, deadline 2)" not in run.phase:  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
                     await asyncio.sleep(0.3)
                     assert "sample 0.0 on server 0" in run.phase

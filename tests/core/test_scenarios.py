@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from areal_async.core import admission
 from areal_async.errors import IllegalTransition
@@ -404,3 +405,18 @@ def test_rules_that_no_run_could_follow() -> None:
     ):
         with pytest.raises(ValueError, match=what):
             World(make_rules(**changes))
+
+
+def test_updates_left_out_beyond_the_budget_end_the_run() -> None:
+    world = World(make_rules(batch_groups=1, group_size=1, steps=10, nan_budget=1)).start()
+    for step in range(2):
+        world.settle("publish", "swap", "read", "sample", "score")
+        (train,) = world.find("train")
+        event = replace(world._event(world.pending.pop(train), None), skipped="the gradient is not finite")
+        world._note(event)
+        commands = world.send(event)
+        assert any(isinstance(command, Fail) for command in commands) == (step == 1)
+    (fail,) = commands
+    assert isinstance(fail, Fail)
+    assert "the updates of 2 steps were left out" in fail.why
+    assert "step 1: the gradient is not finite" in fail.why
