@@ -63,6 +63,7 @@ from areal_async.wire.router import Router
 logger = logging.getLogger("areal_async")
 
 WATCHDOG_S = 60.0  # nothing has happened for so long: say who waits for whom
+LOOK_S = 0.25  # how often what the trainer waits for is put into words
 PROBE_PROMPTS = 2  # prompts that a new server's log-probabilities are compared on
 
 
@@ -278,12 +279,13 @@ class Parts:
 
     def phase(self) -> str:
         """What the run is doing, or what it waits for."""
-        return self._phase or self._record.waiting or self._core.waiting()
+        return self._phase or self._core.waiting()
 
     async def _watch_for_standstill(self) -> None:
         told_s = WATCHDOG_S
         while True:
-            await asyncio.sleep(WATCHDOG_S / 12)
+            await asyncio.sleep(LOOK_S)
+            self._record.put_waiting_into_words()
             silent_s = time.monotonic() - self._last_event
             if silent_s < WATCHDOG_S:
                 told_s = WATCHDOG_S

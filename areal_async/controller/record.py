@@ -15,11 +15,10 @@ from areal_async.controller.samples import Samples
 from areal_async.core.orchestrator import Orchestrator
 from areal_async.messages import AnyCommand, AnyEvent, Cancel, Forget, Published, SampleId, StepDone, Swapped, Train
 
-WAITING_REFRESH_S = 0.05  # how often what the trainer waits for is put into words, while it waits
 
 
 class Record:
-    """Figures of the run. meter: who was busy. waiting: what the trainer waits for now, or "" while it trains."""
+    """Figures of the run. meter: who was busy."""
 
     def __init__(
         self,
@@ -41,9 +40,8 @@ class Record:
         self._generated_before = 0
         self._discarded = 0
         self._swap_pause_s = 0.0
-        self.waiting = ""
+        self._waiting = ""
         self._waited_for = ""
-        self._put_at = 0.0
         self._idle = True
         self.rows: list[StepRow] = []
 
@@ -68,14 +66,19 @@ class Record:
             elif isinstance(command, Forget):
                 for sample in command.samples:
                     self._discard(sample)
-        if self._idle and event.at - self._put_at >= WAITING_REFRESH_S:
-            self.waiting, self._put_at = self._core.waiting(), event.at
+        if isinstance(event, Published):
+            self.put_waiting_into_words()
+
+    def put_waiting_into_words(self) -> None:
+        """Note what the trainer waits for, if it does. To be called now and then: it looks at all that is in flight."""
+        if self._idle:
+            self._waiting = self._core.waiting()
 
     def _train(self, at: float, command: Train) -> None:
         batch = self._samples.of(command)
         self._figures = batch_figures(command, batch)
         self._in_training = frozenset(entry.sample for entry in command.samples)
-        self._waited_for, self.waiting = self.waiting, ""
+        self._waited_for, self._waiting = self._waiting, ""
         self._idle = False
         self.meter.training(at, training=True)
 
