@@ -33,8 +33,8 @@ MANY = 1 << 20
 floats = st.floats(allow_nan=False)
 records: st.SearchStrategy[AnyRecord] = st.one_of(
     st.builds(Woke, at=floats),
-    st.builds(Note, at=floats, what=st.text(), data=st.dictionaries(st.text(max_size=5), st.none() | floats)),
-    st.builds(StepDone, at=floats, step=st.integers(0), branch=st.just(0), metrics=st.just({"loss": float("inf")})),
+    st.builds(Note, at=floats, what=st.text(max_size=9), data=st.dictionaries(st.text(max_size=5), st.none() | floats)),
+    st.builds(StepDone, at=floats, step=st.integers(0, 99), branch=st.just(0), metrics=st.just({"loss": float("inf")})),
     st.builds(
         Train, step=st.integers(0, 9), branch=st.just(1), groups=st.just((1, 2)), minibatches=st.just(()),
         samples=st.just((TrainSample("1.0", 0, -0.1),)),

@@ -127,3 +127,10 @@ def test_a_train_header_of_a_large_batch_fits() -> None:
         {"step": 1, "branch": 0, "groups": list(range(1024)), "samples": samples, "minibatches": []}, Train
     )
     assert len(frames.pack(train)[0]) < frames.MAX_HEADER_BYTES // 100
+
+
+@pytest.mark.parametrize("came", [7, 9])
+def test_a_size_that_does_not_fit_is_said(came: int) -> None:
+    header, _ = frames.pack(Beat(), [np.zeros((2, 1), np.int32)])
+    with pytest.raises(WireError, match=rf"an array <i4\[2, 1\] has 8 bytes, {came} came"):
+        frames.unpack([header, bytes(came)])
