@@ -62,5 +62,6 @@ class Publisher:
             there = ", ".join(f"v{v}" for v in sorted(self._versions)) or "no version of ours"
             raise TrainerError(
                 f"version {version} can't be published: {self._folder} has {free / MIB:.0f} MiB free, "
-                f"{needed / MIB:.0f} needed ({there} in it); enlarge it (mount -o remount,size=… {self._folder}, or docker run --shm-size)"
+                f"{needed / MIB:.0f} needed ({there} in it); enlarge it (mount -o remount,size=… {self._folder}, or "
+                f"docker run --shm-size)"
             )

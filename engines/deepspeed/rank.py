@@ -54,6 +54,7 @@ class Rank:
 
     def __init__(self, spec: TrainerSpec, rank: int, world: int, local_rank: int) -> None:
         import torch
+        from transformers.utils.logging import disable_progress_bar
 
         from areal_async.engines.deepspeed.engine import open_engine, start_ranks
         from areal_async.engines.deepspeed.model import load_model
@@ -64,6 +65,7 @@ class Rank:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         torch.manual_seed(spec.seed)
+        disable_progress_bar()  # stderr is read by people, and its tail stands in errors
         start_ranks(device)
         engine = open_engine(load_model(spec.model_path, spec.dtype, device), spec)
         self._spec = spec

@@ -1,0 +1,272 @@
+"""Real DeepSpeed ranks under torchrun: gradients that no split changes, and `rank.py` over the real wire."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from areal_async.engines.deepspeed.model import load_model
+from areal_async.engines.deepspeed.step import Trainer
+from areal_async.errors import WireError
+from areal_async.launch.recipes import trainer_command
+from areal_async.messages import Hello, ModelSaved, Probe, ProbeResult, Publish, Published, SaveModel, StepDone, Train
+from areal_async.wire.router import Router
+
+from .world import CONFIGS, PlainEngine, make_batch, save_tiny_model, spec_for
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+SECRET = "secret of the test"
+DEADLINE_S = 120.0
+BATCH = {"samples": 12, "minibatches": 1, "seed": 5}
+UNCLIPPED = {"max_grad_norm": 1e9, "lr": 0.0, "temperature": 0.8}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"), CONFIGS["qwen2, tied"])
+
+
+@asynccontextmanager
+async def process(argv: list[str], env: dict[str, str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A child and all that it starts, ended at the latest with the block."""
+    child = await asyncio.create_subprocess_exec(
+        *argv,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | env,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            os.killpg(child.pid, signal.SIGTERM)  # torchrun ends its ranks, which have sessions of their own
+            await child.communicate()
+
+
+async def gradients(folder: Path, ranks: int, cases: dict[str, dict[str, Any]], out: Path) -> dict[str, np.ndarray]:
+    """The gradient of each case; a case: spec (changes), batch (changes), broken."""
+    written = [
+        {
+            "model": str(folder),
+            "spec": UNCLIPPED | case.get("spec", {}),
+            "batch": BATCH | case["batch"],
+            "broken": case.get("broken", ""),
+            "out": str(out / f"{number}.npy"),
+        }
+        for number, case in enumerate(cases.values())
+    ]
+    (out / "cases.json").write_text(json.dumps(written))
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    async with process([*argv, "-m", "tests.trainer.gradient_ranks", str(out / "cases.json")], {}) as child:
+        _, stderr = await asyncio.wait_for(child.communicate(), DEADLINE_S)
+    assert child.returncode == 0, stderr.decode()[-4000:]
+    return {name: np.load(case["out"]) for name, case in zip(cases, written, strict=True)}
+
+
+def right_gradient(folder: Path, batch: dict[str, Any]) -> np.ndarray:
+    """Without DeepSpeed, one micro-batch (test_step.py compares this one with Eq. 5, sample by sample)."""
+    spec = spec_for(folder, **UNCLIPPED)
+    engine = PlainEngine(load_model(str(folder), "float32", CPU), spec)
+    train, [arrays] = make_batch(**(batch | {"ranks": 1, "per_micro": 100}))
+    Trainer(engine, spec, 0, 1).train(train, arrays)
+    return engine.gradients[0].numpy()
+
+
+def distance(gradient: np.ndarray, right: np.ndarray) -> float:
+    return float(np.linalg.norm(gradient - right) / np.linalg.norm(right))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_no_split_changes_the_gradient(ranks: int, folder: Path, tmp_path: Path) -> None:
+    cases = {
+        f"zero {stage}, {per_micro} a micro-batch": {"spec": {"zero_stage": stage}, "batch": {"per_micro": per_micro}}
+        for stage in (0, 1)
+        for per_micro in (1, 5, 100)
+    }
+    uneven = {  # on two ranks: the second has an empty micro-batch; it has nothing at all
+        f"zero {stage}, {samples} samples": {
+            "spec": {"zero_stage": stage},
+            "batch": {"per_micro": 1, "samples": samples},
+        }
+        for stage in (0, 1)
+        for samples in (3, 1)
+    }
+    half = {
+        f"bf16, zero {s}": {"spec": {"zero_stage": s, "dtype": "bfloat16"}, "batch": {"per_micro": 3}} for s in (0, 1)
+    }
+    wrong = {
+        f"{broken} broken, zero {stage}": {"spec": {"zero_stage": stage}, "batch": {"per_micro": 5}, "broken": broken}
+        for broken in ("rank average", "divisor")
+        for stage in (0, 1)
+        if ranks > 1
+    }
+    found = await gradients(folder, ranks, cases | uneven | half | wrong, tmp_path)
+    right = right_gradient(folder, BATCH)
+    for name, case in uneven.items():
+        assert distance(found[name], right_gradient(folder, BATCH | case["batch"])) < 1e-5, name
+    for name in cases:
+        assert distance(found[name], right) < 1e-5, name
+    for name in half:
+        assert distance(found[name], right) < 0.1, name
+    for name in wrong:
+        assert distance(found[name], right) > 0.03, name
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="aa-") as short:  # pytest's own paths are too long for a socket
+        yield f"ipc://{short}/w"
+
+
+class Ranks:
+    """Trainer ranks over the real wire, asked all at once."""
+
+    def __init__(self, router: Router, ranks: int, hellos: dict[str, Hello]) -> None:
+        self._router = router
+        self._names = [f"trainer.{rank}" for rank in range(ranks)]
+        self._asked = 0
+        self.hellos = hellos
+
+    async def ask(self, message: Any, arrays: list[list[np.ndarray]] | None = None) -> list[Any]:
+        """Answers (message, arrays) of all ranks."""
+        self._asked += 1
+        each = arrays or [[]] * len(self._names)
+        return await asyncio.gather(
+            *(
+                self._router.request(name, message, own, id=f"{self._asked}", deadline_s=DEADLINE_S)
+                for name, own in zip(self._names, each, strict=True)
+            )
+        )
+
+    async def train(self, train: Train, arrays: list[list[np.ndarray]]) -> StepDone:
+        """What all ranks say, but for the time that each took."""
+        answers = [answer for answer, _ in await self.ask(train, arrays)]
+        said = {json.dumps([a.metrics | {"train_s": 0.0}, a.skipped, a.step], sort_keys=True) for a in answers}
+        assert len(said) == 1, said
+        return answers[0]
+
+    async def probe(self, token_ids: np.ndarray, temperature: float) -> np.ndarray:
+        [(answer, [result]), *_] = await self.ask(
+            Probe(id="p", temperature=temperature), [[token_ids]] * len(self._names)
+        )
+        assert isinstance(answer, ProbeResult)
+        return np.array(result)
+
+
+@asynccontextmanager
+async def trainer(folder: Path, address: str, tmp_path: Path, ranks: int, **changes: Any) -> AsyncIterator[Any]:
+    """Joined ranks and their process; on leaving they are said goodbye to and must end well."""
+    (tmp_path / "spec.json").write_bytes(msgspec.json.encode(spec_for(folder, **changes)))
+    argv, env = trainer_command(connect=address, spec=str(tmp_path / "spec.json"), ranks=ranks, cores=None)
+    hellos: dict[str, Hello] = {}
+    complete = asyncio.Event()
+
+    def joined(hello: Hello) -> None:
+        hellos[hello.name] = hello
+        if len(hellos) == ranks:
+            complete.set()
+
+    async with process(argv, env | {"AREAL_ASYNC_SECRET": SECRET}) as child:
+        async with Router(address, SECRET, joined, lambda name, why: None) as router:
+            waiting = asyncio.create_task(complete.wait())
+            ending = asyncio.create_task(child.wait())
+            await asyncio.wait([waiting, ending], timeout=DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            ending.cancel()
+            if not complete.is_set():
+                pytest.fail((await child.communicate())[1].decode()[-4000:])
+            yield Ranks(router, ranks, hellos), child
+        _, stderr = await asyncio.wait_for(child.communicate(), DEADLINE_S)
+        print(stderr.decode()[-4000:])
+
+
+def log_probs_by_transformers(model: Any, token_ids: np.ndarray, temperature: float) -> np.ndarray:
+    row = torch.tensor(token_ids).long()
+    with torch.no_grad():
+        logits = model(input_ids=row[None]).logits[0, :-1].float() / temperature
+    return np.array([0, *logits.log_softmax(-1).gather(1, row[1:, None])[:, 0].tolist()])
+
+
+async def test_two_ranks_over_the_wire(folder: Path, address: str, tmp_path: Path) -> None:
+    prefix = f"areal-test-{os.getpid()}"
+    token_ids = np.arange(1, 20, dtype=np.int32)
+    base = AutoModelForCausalLM.from_pretrained(folder).eval()
+    changes = {"zero_stage": 1, "shm_prefix": prefix, "temperature": 0.7}
+    async with trainer(folder, address, tmp_path, 2, **changes) as (ranks, child):
+        assert {p.name for p in ranks.hellos["trainer.0"].parameters} == {name for name, _ in base.named_parameters()}
+        before = await ranks.probe(token_ids, 0.7)
+        np.testing.assert_allclose(before, log_probs_by_transformers(base, token_ids, 0.7), atol=2e-5)
+
+        [(first, _), _] = await ranks.ask(Publish(version=0, branch=0))
+        assert isinstance(first, Published)
+        for step in range(2):
+            train, arrays = make_batch(samples=8, minibatches=2, ranks=2, per_micro=2, step=step)
+            done = await ranks.train(train, arrays)
+            assert not done.skipped
+            assert done.metrics["tokens_trained"] == sum(m.divisor for m in train.minibatches)
+
+        train, arrays = make_batch(samples=8, minibatches=1, ranks=2, per_micro=2, step=2)
+        arrays[1][3][np.flatnonzero(arrays[1][2])[0]] = -1000.0  # only rank 1 sees it
+        held = await ranks.probe(token_ids, 0.7)
+        done = await ranks.train(train, arrays)
+        assert done.skipped == "minibatch 1 of 1: the loss is not finite"
+        np.testing.assert_array_equal(held, await ranks.probe(token_ids, 0.7))
+
+        with pytest.raises(WireError, match="the trainer holds version 3"):
+            await ranks.ask(Publish(version=7, branch=0))
+        [(published, _), (other, _)] = await ranks.ask(Publish(version=3, branch=0, free=(0,)))
+        assert published.location == other.location == f"/dev/shm/{prefix}-v3.safetensors"
+        assert [p for p in os.listdir("/dev/shm") if p.startswith(prefix)] == [f"{prefix}-v3.safetensors"]
+        base.load_state_dict(load_file(published.location), strict=False)
+        after = log_probs_by_transformers(base, token_ids, 0.7)
+        np.testing.assert_allclose(held, after, atol=2e-5)
+        assert np.abs(after - before).max() > 1e-3
+
+        [(saved, _), _] = await ranks.ask(SaveModel(path=str(tmp_path / "saved")))
+        assert saved == ModelSaved(path=str(tmp_path / "saved"), version=3)
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
+        np.testing.assert_allclose(log_probs_by_transformers(again, token_ids, 0.7), after, atol=2e-5)
+    assert child.returncode == 0
+    assert not [p for p in os.listdir("/dev/shm") if p.startswith(prefix)]
+
+
+async def test_bfloat16_keeps_small_updates_in_its_master_weights(folder: Path, address: str, tmp_path: Path) -> None:
+    """Updates of 2e-6 are lost in a bfloat16 weight of 0.1 (its steps are 5e-4); float32 masters add them up."""
+    token_ids = np.arange(1, 20, dtype=np.int32)
+    changes = {"dtype": "bfloat16", "publish_dtype": "bfloat16", "lr": 2e-5}
+    async with trainer(folder, address, tmp_path, 1, shm_prefix=f"areal-test-{os.getpid()}", **changes) as (
+        ranks,
+        child,
+    ):
+        before = await ranks.probe(token_ids, 1.0)
+        for step in range(40):
+            train, arrays = make_batch(samples=8, minibatches=1, ranks=1, per_micro=4, step=step)
+            assert not (await ranks.train(train, arrays)).skipped
+        assert np.abs(await ranks.probe(token_ids, 1.0) - before).max() > 1e-2
+    assert child.returncode == 0
+
+
+async def test_a_rank_whose_step_raised_says_why_and_ends(folder: Path, address: str, tmp_path: Path) -> None:
+    async with trainer(folder, address, tmp_path, 1, shm_prefix=f"areal-test-{os.getpid()}") as (ranks, child):
+        train, arrays = make_batch(samples=4, minibatches=1, ranks=1, per_micro=4, step=5)
+        with pytest.raises(WireError, match="rank 0 holds version 0 and was asked for step 5"):
+            await ranks.ask(train, arrays)
+        await asyncio.wait_for(child.wait(), DEADLINE_S)
+    assert child.returncode == 1
