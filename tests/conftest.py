@@ -1,14 +1,20 @@
-"""What holds for every test: it leaves no task, no process, no open file and nothing in /dev/shm."""
+"""What holds for every test (it leaves no process, no open file and nothing in /dev/shm), and what several use."""
 
 import gc
+import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import uvloop
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from areal_async.config import Config
+from areal_async.config_file import load_config
+from areal_async.testing.trainer import VOCAB_SIZE
 
 uvloop.new_event_loop().close()  # libuv opens a pipe for signals once a process, and keeps it
 
@@ -64,3 +70,44 @@ def _files() -> set[str]:
         if not target.startswith(("/dev/", "anon_inode:", "/proc/")):
             found.add(f"{fd} -> {target}")
     return found
+
+
+# a model folder without weights (the scripted peers need none), a little data, and a configuration on them
+
+ROWS = 64
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """128 character tokens; "z" ends an answer."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    vocab = {chr(33 + number): number for number in range(VOCAB_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="!"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "z", "pad_token": "!"}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "qwen2", "vocab_size": VOCAB_SIZE, "max_position_embeddings": 512})
+    )
+    return folder
+
+
+@pytest.fixture
+def make_config(tmp_path: Path, model: Path) -> Callable[..., Config]:
+    """A run of 4 steps of 4 prompts × 2 samples, some options changed: make_config("train.steps=2")."""
+
+    def make(*overrides: str) -> Config:
+        data = tmp_path / "train.jsonl"
+        data.write_text("".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(ROWS)))
+        path = tmp_path / "config.yaml"
+        path.write_text(
+            f"name: scripted\nruns_dir: {tmp_path / 'runs'}\n"
+            f"model: {{path: {model}, dtype: float32}}\n"
+            f"data: {{train: {data}, eval: {data}, chat_template: plain}}\n"
+            "rollout: {group_size: 2, max_new_tokens: 64, max_staleness: 2, max_concurrent: 64}\n"
+            "train: {steps: 4, batch_groups: 4, minibatches: 2, max_tokens_per_microbatch: 512}\n"
+        )
+        return load_config(path, overrides)
+
+    return make
