@@ -46,7 +46,7 @@ settle("root")
 """
 TREE_NAMES = ("session", "stubborn", "daemon", "root")
 CONTROLLER = """
-import asyncio, os, sys
+import asyncio, os, sys, time
 from pathlib import Path
 from areal_async.launch.child import Child, ChildSpec
 folder, shm, fork = sys.argv[1:]
@@ -54,7 +54,7 @@ async def main():
     await Child.start(ChildSpec(name="tree", argv=[sys.executable, "-c", os.environ["TREE"], folder, shm],
                                 stderr_path=Path(folder, "out"), shm_prefix=shm))
     if fork == "fork" and os.fork() == 0:  # holds copies of all descriptors
-        await asyncio.sleep(60)
+        time.sleep(60)
     await asyncio.sleep(600)
 asyncio.run(main())
 """
@@ -81,7 +81,7 @@ def spec(folder: Path, source: str, *arguments: str, shm_prefix: str | None = No
         ("raise SystemExit(3)", 3),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", -11),
-        ("import os, signal; os.kill(0, signal.SIGTERM)", -15),
+        ("import os, signal; os.kill(0, signal.SIGUSR1)", -10),
     ],
 )
 async def test_exit_code_or_signal_is_passed_on(tmp_path: Path, source: str, code: int) -> None:

@@ -52,6 +52,7 @@ def stubborn(response, folder):
     tells(response, folder)
 def hangs_with_a_tree(response, folder):
     stubborn(response, folder)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(3600)
 def returns_with_a_tree(response, folder):
     stubborn(response, folder)
@@ -63,6 +64,22 @@ def kills_its_parent(response): os.kill(os.getppid(), signal.SIGKILL); time.slee
 def mixed(response):
     if response == "slow": time.sleep(3600)
     return 1.0
+def needs_its_daemon(response, folder):
+    """Whether its own daemon is still there after the check `quick` has ended."""
+    if response == "quick": return 1.0
+    if os.fork() == 0:
+        if os.fork() == 0:
+            os.setsid()
+            tells(response, folder)
+            time.sleep(3600)
+        os._exit(0)
+    os.wait()
+    while not os.listdir(folder): time.sleep(0.01)
+    (daemon,) = os.listdir(folder)
+    open(os.path.join(folder, "ready"), "w").close()
+    while not os.path.exists(os.path.join(folder, "quick is over")): time.sleep(0.01)
+    time.sleep(0.1)
+    return open(f"/proc/{daemon}/stat").read().split()[2] != "Z"
 def secret(response): return "AREAL_ASYNC_SECRET" in os.environ
 def positional(response, /): return 1.0
 def blind(prompt): return 1.0

@@ -105,6 +105,21 @@ def test_a_slow_check_delays_nobody_else(spec_of: SpecOf, task_of: TaskOf, encod
         assert sorted((found[0], found[1].verdict) for found in slow if found) == [(0, "timeout"), (1, "timeout")]
 
 
+def test_the_end_of_a_check_leaves_the_daemons_of_the_others(
+    spec_of: SpecOf, task_of: TaskOf, encode: Encode, tmp_path: Path
+) -> None:
+    with Sandbox(spec_of("needs_its_daemon")) as sandbox:
+        task = task_of(folder=str(tmp_path))
+        sandbox.submit(1, task, encode("slow"))
+        wait_until((tmp_path / "ready").exists, 5)
+        sandbox.submit(2, task, encode("quick"))
+        assert sandbox.next_result() is not None
+        (tmp_path / "quick is over").touch()
+        found = sandbox.next_result()
+        assert found is not None
+        assert (found[0], found[1].verdict) == (1, "right"), found[1].why
+
+
 def test_the_deadline_counts_from_the_start_of_the_check(spec_of: SpecOf, task_of: TaskOf, encode: Encode) -> None:
     with Sandbox(spec_of("mixed", timeout_s=0.5, concurrent=1)) as sandbox:
         for number, text in enumerate(("slow", "slow", "fast")):  # the third waits for twice the deadline

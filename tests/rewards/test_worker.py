@@ -1,0 +1,127 @@
+"""A real reward worker, under its guard, at a real wire."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+
+from areal_async.errors import WireError
+from areal_async.launch.child import Child, ChildSpec
+from areal_async.messages import Hello, Probe, RewardSpec, ScoreResult, ScoreTask
+from areal_async.wire.router import Router
+
+SpecOf = Callable[..., RewardSpec]
+TaskOf = Callable[..., ScoreTask]
+Encode = Callable[[str], bytes]
+SECRET = "of the run"
+START_S = 20.0
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="areal-"))  # a socket's path has 107 bytes; tmp_path may be longer
+    yield path
+    shutil.rmtree(path)
+
+
+@asynccontextmanager
+async def worker_at(folder: Path, spec: RewardSpec, secret: str = SECRET) -> AsyncIterator[tuple[Router, Child]]:
+    address = f"ipc://{folder}/wire"
+    (folder / "spec.json").write_bytes(msgspec.json.encode(spec))
+    argv = [sys.executable, "-m", "areal_async.rewards.worker", "--connect", address]
+    argv += ["--spec", str(folder / "spec.json"), "--name", "rewards.0"]
+    joined: list[Hello] = []
+    async with Router(address, SECRET, on_joined=joined.append, on_lost=lambda name, why: None) as router:
+        child = await Child.start(
+            ChildSpec(name="rewards.0", argv=argv, env={"AREAL_ASYNC_SECRET": secret}, stderr_path=folder / "stderr")
+        )
+        async with child:
+            yield router, child
+
+
+async def ask(router: Router, task: ScoreTask, tokens: bytes, number: int = 0) -> ScoreResult:
+    array = np.frombuffer(tokens, dtype=np.int32)
+    answer, _ = await router.request("rewards.0", task, [array], id=f"score {number}", deadline_s=START_S)
+    assert isinstance(answer, ScoreResult)
+    return answer
+
+
+async def test_checks_come_back_and_a_slow_one_delays_nobody(
+    folder: Path, spec_of: SpecOf, task_of: TaskOf, encode: Encode
+) -> None:
+    async with worker_at(folder, spec_of("mixed", timeout_s=1.5)) as (router, child):
+        slow = asyncio.create_task(ask(router, task_of("1.0"), encode("slow"), 1))
+        quick = await asyncio.gather(*(ask(router, task_of(f"2.{i}"), encode("fast"), 2 + i) for i in range(50)))
+        assert {(result.sample, result.verdict) for result in quick} == {(f"2.{i}", "given") for i in range(50)}
+        assert not slow.done()
+        assert (await slow).verdict == "timeout"
+        assert child.tail() == ""
+
+
+async def test_it_leaves_at_goodbye(folder: Path, spec_of: SpecOf, task_of: TaskOf, encode: Encode) -> None:
+    async with worker_at(folder, spec_of("exact")) as (router, child):
+        assert (await ask(router, task_of(), encode("42"))).verdict == "right"
+        router.goodbye("rewards.0")
+        async with asyncio.timeout(5):
+            assert await child.wait() == 0
+        assert child.tail() == ""
+
+
+async def test_what_is_no_check_is_answered_with_an_error(
+    folder: Path, spec_of: SpecOf, task_of: TaskOf, encode: Encode
+) -> None:
+    async with worker_at(folder, spec_of("exact")) as (router, _):
+        with pytest.raises(WireError, match="takes ScoreTask with one array, not Probe with 0 arrays"):
+            await router.request("rewards.0", Probe(id="x", temperature=1.0), id="x", deadline_s=START_S)
+        with pytest.raises(WireError, match="token ids must be int32, not int64"):
+            await router.request("rewards.0", task_of(), [np.zeros(3, np.int64)], id="y", deadline_s=START_S)
+        assert (await ask(router, task_of(), encode("42"))).verdict == "right"
+
+
+async def test_a_killed_sandbox_is_replaced_under_the_same_worker(
+    folder: Path, spec_of: SpecOf, task_of: TaskOf, encode: Encode
+) -> None:
+    async with worker_at(folder, spec_of("mixed")) as (router, child):
+        assert (await ask(router, task_of(), encode("fast"), 0)).reward == 1.0
+        (sandbox,) = psutil.Process(child.pid).children()
+        lost = asyncio.create_task(ask(router, task_of(), encode("slow"), 1))
+        await asyncio.sleep(0.3)
+        sandbox.kill()
+        assert (await lost).verdict == "infrastructure"
+        assert (await ask(router, task_of(), encode("fast"), 2)).reward == 1.0
+
+
+async def test_a_reward_that_can_not_be_loaded_ends_it_with_the_reason(folder: Path, spec_of: SpecOf) -> None:
+    async with worker_at(folder, spec_of("no_such_function")) as (_, child):
+        assert await child.wait() == 1
+        assert child.tail().startswith("reward worker rewards.0: 'misbehaving:no_such_function': ")
+
+
+async def test_a_wrong_secret_ends_it_with_the_reason(folder: Path, spec_of: SpecOf) -> None:
+    async with worker_at(folder, spec_of("exact"), secret="another") as (_, child):
+        assert await child.wait() == 1
+        assert "refused rewards.0" in child.tail()
+
+
+async def test_killed_with_checks_running_it_leaves_nothing(
+    folder: Path, tmp_path: Path, spec_of: SpecOf, task_of: TaskOf, encode: Encode
+) -> None:
+    async with worker_at(folder, spec_of("hangs_with_a_tree", timeout_s=60)) as (router, child):
+        task = asyncio.create_task(ask(router, task_of(folder=str(tmp_path)), encode("x")))
+        async with asyncio.timeout(10):
+            while len(os.listdir(tmp_path)) < 3:  # noqa: ASYNC110 - the check can't set an event here
+                await asyncio.sleep(0.02)
+        os.kill(child.pid, signal.SIGKILL)
+        assert await child.wait() == -9
+        assert not [pid for pid in map(int, os.listdir(tmp_path)) if psutil.pid_exists(pid)]
+        task.cancel()
