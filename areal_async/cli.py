@@ -190,8 +190,8 @@ def _checked_config(arguments: argparse.Namespace) -> "Config":
     """The configuration, with everything found that can be known before a process is started."""
     from areal_async.config_check import check
     from areal_async.config_file import load_with_sources
-    from areal_async.controller.parts import reward_spec
     from areal_async.rewards.loading import load
+    from areal_async.specs import reward_spec
 
     config, sources = load_with_sources(arguments.config, arguments.overrides)
     check(config, sources)

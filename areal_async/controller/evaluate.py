@@ -17,7 +17,6 @@ import msgspec
 from areal_async.config import Config
 from areal_async.controller.controller import first_cause
 from areal_async.controller.crew import Crew
-from areal_async.controller.parts import reward_spec, run_sampling, server_identity
 from areal_async.controller.rewarding import Rewards
 from areal_async.controller.rollouts import read_prompt
 from areal_async.controller.samples import Kept, Samples
@@ -31,6 +30,7 @@ from areal_async.rollout.text import Text
 from areal_async.rollout.types import Sampling
 from areal_async.rollout.vllm_http import VllmClient
 from areal_async.rollout.workflow import Prompt, load_workflow
+from areal_async.specs import reward_spec, run_sampling, server_identity
 from areal_async.wire.router import Router
 
 

@@ -4,7 +4,6 @@ What always holds: each command goes to exactly one part; the run ends by one ou
 """
 
 import asyncio
-import inspect
 import logging
 import secrets
 import sys
@@ -27,7 +26,7 @@ from areal_async.controller.servers import Servers
 from areal_async.controller.trainer import Trainer
 from areal_async.controller.turn import Turn
 from areal_async.core.orchestrator import Orchestrator
-from areal_async.errors import ConfigError, RunFailed
+from areal_async.errors import RunFailed
 from areal_async.launch.recipes import Recipes
 from areal_async.log.writer import RunLog
 from areal_async.messages import (
@@ -45,7 +44,6 @@ from areal_async.messages import (
     PeerKind,
     Publish,
     ReadGroup,
-    RewardSpec,
     Score,
     StartSample,
     StepDone,
@@ -56,8 +54,8 @@ from areal_async.messages import (
 )
 from areal_async.rollout.data import Dataset, Positions
 from areal_async.rollout.text import Text
-from areal_async.rollout.types import ModelIdentity, Sampling
 from areal_async.rollout.workflow import Workflow, load_workflow
+from areal_async.specs import reward_spec, run_sampling, server_identity
 from areal_async.wire.router import Router
 
 logger = logging.getLogger("areal_async")
@@ -292,56 +290,3 @@ class Parts:
             elif silent_s >= told_s:
                 logger.warning("nothing has moved for %.0f s. %s", silent_s, self._core.waiting())
                 told_s *= 2
-
-
-# --------------------------------------------------------------------------------- what parts are told of the config
-
-
-def reward_spec(config: Config, reward: Callable[..., object] | None) -> RewardSpec:
-    """What the reward workers are started with. Errors: ConfigError where `reward` can't be imported by them."""
-    function = config.reward.function
-    folders: tuple[str, ...] = (str(Path.cwd()),)
-    if reward is not None:
-        function, folder = import_path(reward)
-        folders = (folder, *folders)
-    return RewardSpec(
-        function=function,
-        exact_after=config.reward.exact_after,
-        model_path=config.model.path,
-        concurrent=config.reward.concurrent,
-        timeout_s=config.reward.timeout_s,
-        import_paths=folders,
-    )
-
-
-def import_path(function: Callable[..., object]) -> tuple[str, str]:
-    """(`module:function`, folder to import it from) of a function at the top of a module, the main script's too."""
-    name, source = getattr(function, "__qualname__", ""), inspect.getsourcefile(function)
-    if not name.isidentifier() or source is None:
-        raise ConfigError(
-            f"reward: {function!r} can't be imported by the reward workers; pass a function defined at the top of a "
-            f"module"
-        )
-    module = function.__module__
-    path = Path(source).resolve()
-    if module == "__main__":
-        return f"{path.stem}:{name}", str(path.parent)
-    return f"{module}:{name}", str(path.parents[module.count(".")])
-
-
-def run_sampling(config: Config, text: Text) -> Sampling:
-    stops = sorted({*text.eos_token_ids, *config.rollout.stop_token_ids})
-    return Sampling(
-        temperature=config.rollout.temperature,
-        max_tokens=config.rollout.max_new_tokens,
-        stop_token_ids=tuple(stops),
-    )
-
-
-def server_identity(config: Config, text: Text) -> ModelIdentity:
-    """What the run's servers must be."""
-    return ModelIdentity(
-        vocab_size=text.vocab_size,
-        context_tokens=min(text.context, config.server.max_model_len or text.context),
-        dtype=config.model.dtype,
-    )

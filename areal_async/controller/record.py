@@ -16,7 +16,6 @@ from areal_async.core.orchestrator import Orchestrator
 from areal_async.messages import AnyCommand, AnyEvent, Cancel, Forget, Published, SampleId, StepDone, Swapped, Train
 
 
-
 class Record:
     """Figures of the run. meter: who was busy."""
 

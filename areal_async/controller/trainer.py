@@ -38,34 +38,14 @@ from areal_async.messages import (
     SaveModel,
     StepDone,
     Train,
-    TrainerSpec,
 )
+from areal_async.specs import trainer_spec
 from areal_async.wire.router import Router
 
 PUBLISH_TIMEOUT_S = 600.0  # writing the whole model to memory
 SAVE_TIMEOUT_S = 1800.0  # writing the whole model to disk
 PROBE_TIMEOUT_S = 300.0
 LEAVE_S = 10.0  # torchrun looks after its ranks a few times a second
-
-
-def trainer_spec(config: Config, shm_prefix: str) -> TrainerSpec:
-    train = config.train
-    return TrainerSpec(
-        model_path=config.model.path,
-        dtype=train.dtype or config.model.dtype,
-        publish_dtype=config.model.dtype,
-        temperature=config.rollout.temperature,
-        seed=config.seed,
-        zero_stage=train.zero_stage,
-        lr=train.lr,
-        warmup_steps=train.warmup_steps,
-        weight_decay=train.weight_decay,
-        betas=train.betas,
-        adam_eps=train.adam_eps,
-        max_grad_norm=train.max_grad_norm,
-        clip_eps=train.clip_eps,
-        shm_prefix=shm_prefix,
-    )
 
 
 class Trainer:

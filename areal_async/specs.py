@@ -1,0 +1,84 @@
+"""What the parts of a run are told of its configuration: the structs that workers and servers are started with.
+
+What always holds: pure functions of the configuration; nothing heavy is loaded (`areal-async check` uses them too).
+"""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+from areal_async.config import Config
+from areal_async.errors import ConfigError
+from areal_async.messages import RewardSpec, TrainerSpec
+from areal_async.rollout.text import Text
+from areal_async.rollout.types import ModelIdentity, Sampling
+
+
+def trainer_spec(config: Config, shm_prefix: str) -> TrainerSpec:
+    train = config.train
+    return TrainerSpec(
+        model_path=config.model.path,
+        dtype=train.dtype or config.model.dtype,
+        publish_dtype=config.model.dtype,
+        temperature=config.rollout.temperature,
+        seed=config.seed,
+        zero_stage=train.zero_stage,
+        lr=train.lr,
+        warmup_steps=train.warmup_steps,
+        weight_decay=train.weight_decay,
+        betas=train.betas,
+        adam_eps=train.adam_eps,
+        max_grad_norm=train.max_grad_norm,
+        clip_eps=train.clip_eps,
+        shm_prefix=shm_prefix,
+    )
+
+
+def reward_spec(config: Config, reward: Callable[..., object] | None) -> RewardSpec:
+    """What the reward workers are started with. Errors: ConfigError where `reward` can't be imported by them."""
+    function = config.reward.function
+    folders: tuple[str, ...] = (str(Path.cwd()),)
+    if reward is not None:
+        function, folder = import_path(reward)
+        folders = (folder, *folders)
+    return RewardSpec(
+        function=function,
+        exact_after=config.reward.exact_after,
+        model_path=config.model.path,
+        concurrent=config.reward.concurrent,
+        timeout_s=config.reward.timeout_s,
+        import_paths=folders,
+    )
+
+
+def import_path(function: Callable[..., object]) -> tuple[str, str]:
+    """(`module:function`, folder to import it from) of a function at the top of a module, the main script's too."""
+    name, source = getattr(function, "__qualname__", ""), inspect.getsourcefile(function)
+    if not name.isidentifier() or source is None:
+        raise ConfigError(
+            f"reward: {function!r} can't be imported by the reward workers; pass a function defined at the top of a "
+            f"module"
+        )
+    module = function.__module__
+    path = Path(source).resolve()
+    if module == "__main__":
+        return f"{path.stem}:{name}", str(path.parent)
+    return f"{module}:{name}", str(path.parents[module.count(".")])
+
+
+def run_sampling(config: Config, text: Text) -> Sampling:
+    stops = sorted({*text.eos_token_ids, *config.rollout.stop_token_ids})
+    return Sampling(
+        temperature=config.rollout.temperature,
+        max_tokens=config.rollout.max_new_tokens,
+        stop_token_ids=tuple(stops),
+    )
+
+
+def server_identity(config: Config, text: Text) -> ModelIdentity:
+    """What the run's servers must be."""
+    return ModelIdentity(
+        vocab_size=text.vocab_size,
+        context_tokens=min(text.context, config.server.max_model_len or text.context),
+        dtype=config.model.dtype,
+    )
