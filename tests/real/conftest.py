@@ -1,0 +1,104 @@
+"""Runs on real vLLM and DeepSpeed with the quickstart's model: how to start them and what to look at."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from areal_async.config import Config
+from areal_async.config_file import load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+
+SMALL = ("train.batch_groups=8", "train.minibatches=2", "rollout.group_size=4", "rollout.max_concurrent=64")
+
+
+class Program:
+    """`areal-async` (or another script) in a process of its own, with what it has started."""
+
+    def __init__(self, argv: list[str], cwd: Path) -> None:
+        self.output = cwd / "output.txt"
+        with self.output.open("wb") as file:
+            self.process = subprocess.Popen(
+                argv, stdout=file, stderr=subprocess.STDOUT, cwd=cwd, start_new_session=True
+            )
+        self.family: set[psutil.Process] = set()
+
+    def look(self) -> set[psutil.Process]:
+        """Note everything that descends from it now; guards put children into sessions of their own."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.family |= set(psutil.Process(self.process.pid).children(recursive=True))
+        return self.family
+
+    def wait_for(self, there: Callable[[], bool], timeout_s: float = 180.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not there():
+            assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{self.text()}"
+            assert time.monotonic() < deadline, f"not there after {timeout_s:g} s:\n{self.text()}"
+            self.look()
+            time.sleep(0.2)
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def alive(self) -> list[str]:
+        found = []
+        for process in self.family:
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(f"{process.pid} {' '.join(process.cmdline())[:100]}")
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def gone_after_s(self, timeout_s: float) -> float:
+        """Seconds until nothing of the family is alive."""
+        begun = time.monotonic()
+        while left := self.alive():
+            assert time.monotonic() - begun < timeout_s, f"still there after {timeout_s:g} s: {left}"
+            time.sleep(0.1)
+        return time.monotonic() - begun
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+        self.gone_after_s(15.0)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    """start("run", "train.steps=3"): the command line on the quickstart's configuration, small batches."""
+    programs = []
+
+    def begin(command: str, *overrides: str) -> Program:
+        argv = [sys.executable, "-m", "areal_async", command, str(QUICKSTART), *SMALL, f"runs_dir={tmp_path}/runs"]
+        programs.append(Program([*argv, *overrides], tmp_path))
+        return programs[-1]
+
+    yield begin
+    for program in programs:
+        program.end()
+
+
+@pytest.fixture
+def quickstart(tmp_path: Path) -> Callable[..., Config]:
+    """The quickstart's configuration with small batches and some options changed."""
+    return lambda *overrides: load_config(QUICKSTART, [*SMALL, f"runs_dir={tmp_path}/runs", *overrides])
+
+
+def metrics(tmp_path: Path) -> Path:
+    """`metrics.jsonl` of the only run under this folder (may not be there yet)."""
+    found = list((tmp_path / "runs").glob("*/metrics.jsonl"))
+    return found[0] if found else tmp_path / "none"
+
+
+def lines(path: Path) -> int:
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
