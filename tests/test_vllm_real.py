@@ -6,6 +6,7 @@ pass is the judge), also for the rest of an answer that was under way; and each 
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import subprocess
