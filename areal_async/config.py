@@ -201,6 +201,13 @@ class Config(Section, frozen=True, kw_only=True):
     weights: WeightsConfig = WeightsConfig()
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
+    import_path: Annotated[
+        str,
+        Meta(
+            description="Folder that `reward.function` and `rollout.workflow` are imported from, before the usual "
+            "places; relative to the configuration file's folder, which it is if it is left out."
+        ),
+    ] = "."
     runs_dir: Annotated[
         str, Meta(description="Folder under which run folders are made; relative to the working directory.")
     ] = "runs"

@@ -29,7 +29,7 @@ from areal_async.config_yaml import (
 from areal_async.errors import ConfigError
 
 # Options that name files or folders, and what relative ones count from.
-_FROM_FILE: Final = ("model.path", "data.train", "data.eval")
+_FROM_FILE: Final = ("model.path", "data.train", "data.eval", "import_path")
 _FROM_WORKING_DIRECTORY: Final = ("runs_dir", "runtime_dir")
 
 
@@ -151,6 +151,8 @@ def _resolve(values: dict[str, Plain], places: Mapping[str, Place], folder: Path
             section, leaf = _holder(values, key)
             base = Path.cwd() if places[key].source == COMMAND_LINE else folder
             section[leaf] = _absolute(section[leaf], base)
+    if "import_path" not in places:
+        values["import_path"] = _absolute(".", folder)
 
 
 def _holder(values: dict[str, Plain], key: str) -> tuple[dict[str, Plain], str]:

@@ -37,7 +37,7 @@ def trainer_spec(config: Config, shm_prefix: str) -> TrainerSpec:
 def reward_spec(config: Config, reward: Callable[..., object] | None) -> RewardSpec:
     """What the reward workers are started with. Errors: ConfigError where `reward` can't be imported by them."""
     function = config.reward.function
-    folders: tuple[str, ...] = (str(Path.cwd()),)
+    folders: tuple[str, ...] = (config.import_path,)
     if reward is not None:
         function, folder = import_path(reward)
         folders = (folder, *folders)

@@ -112,7 +112,7 @@ def test_nothing_is_null(write, written):
         ("lr: 1", "lr: no such key; did you mean train.lr?"),
         ("laerning_rate: 1.0e-6", "laerning_rate: no such key; did you mean train.lr?"),
         ("train.lr: 1", "train.lr: no such key; write it as `lr:` indented under `train:`"),
-        ("zzz: 1", "zzz: no such key; the keys here are name, seed, model, data, rollout, server, reward, train, weights, eval, log, runs_dir, runtime_dir"),  # noqa: E501
+        ("zzz: 1", "zzz: no such key; the keys here are name, seed, model, data, rollout, server, reward, train, weights, eval, log, import_path, runs_dir, runtime_dir"),  # noqa: E501
         ("rollout: 5", "rollout: is a section, whose keys stand indented under it; not the number 5"),
         ("log: {segment_bytes: 1}", "log.segment_bytes: must be a whole number ≥ 65536, not the number 1; the nearest is 65536"),  # noqa: E501
     ],
@@ -266,6 +266,7 @@ configs = st.builds(
     name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True),
     seed=st.integers(0, 2**63 - 1),
     runs_dir=paths,
+    import_path=paths,
     runtime_dir=st.none() | paths,
     model=st.builds(ModelConfig, path=paths),
     data=st.builds(DataConfig, train=paths, eval=st.none() | paths, prompt_key=texts | words, shuffle=st.booleans()),
@@ -315,4 +316,4 @@ def test_a_relative_path_made_in_code_is_dumped_absolute(monkeypatch, tmp_path):
     loaded = load_config("sub/config.yaml")
     assert loaded.model.path == str(tmp_path / "m")
     assert loaded.runs_dir == str(tmp_path / "runs")
-    assert msgspec.structs.replace(loaded, model=config.model, data=config.data, runs_dir="runs") == config
+    assert msgspec.structs.replace(loaded, model=config.model, data=config.data, import_path=".", runs_dir="runs") == config

@@ -88,7 +88,7 @@ class _Bench:
         self._rewards = rewards
         self._sampling = sampling
         self._context = context
-        self._workflow = load_workflow(config.rollout.workflow)
+        self._workflow = load_workflow(config.rollout.workflow, config.import_path)
 
     @classmethod
     async def start(

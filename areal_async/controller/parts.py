@@ -78,7 +78,7 @@ class Parts:
         on_row: Callable[[StepRow], None],
     ) -> None:
         self._config = config
-        self._workflow = workflow or load_workflow(config.rollout.workflow)
+        self._workflow = workflow or load_workflow(config.rollout.workflow, config.import_path)
         self._reward_spec = reward_spec(config, reward)
         self._dataset = Dataset.load(config.data.train, config.data.prompt_key, config.data.answer_key)
         self._text = Text(config.model.path, config.data.chat_template)

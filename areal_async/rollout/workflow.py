@@ -4,6 +4,7 @@ What always holds: a sample's arrays have one length, prompt first; tokens that 
 0; token ids are those that the server gave, never text encoded again.
 """
 
+import sys
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Protocol
@@ -98,13 +99,15 @@ class SingleTurn:
         return Sample.single(prompt.token_ids, await session.generate(prompt.token_ids))
 
 
-def load_workflow(name: str) -> Workflow:
-    """`single_turn`, or an instance of the class at `module:Class`.
+def load_workflow(name: str, import_path: str) -> Workflow:
+    """`single_turn`, or an instance of the class at `module:Class`; import_path: a folder put on `sys.path` for it.
 
     Errors: ConfigError where it can't be imported or has no `run`.
     """
     if name == "single_turn":
         return SingleTurn()
+    if import_path not in sys.path:
+        sys.path.insert(0, import_path)
     module, _, attribute = name.partition(":")
     try:
         workflow = getattr(import_module(module), attribute)()
