@@ -140,6 +140,16 @@ def test_what_is_not_finite_is_skipped_and_the_step_counts(trainer: Any) -> None
     assert all(math.isfinite(value) for value in done.metrics.values())
 
 
+def test_an_infinite_loss_of_finite_gradient_is_skipped(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = trainer()
+    before = flat_weights(ours)
+    real = losses.local_loss
+    monkeypatch.setattr(losses, "local_loss", lambda *arguments: real(*arguments) + float("inf"))
+    train, [arrays] = make_batch(samples=4, minibatches=1, ranks=1, per_micro=2)
+    assert ours.train(train, arrays).skipped == "minibatch 1 of 1: the loss is not finite"
+    assert torch.equal(flat_weights(ours), before)
+
+
 def test_an_infinite_gradient_of_a_finite_loss_is_skipped(trainer: Any) -> None:
     ours = trainer()
     before = flat_weights(ours)
