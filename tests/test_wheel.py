@@ -1,0 +1,58 @@
+"""The package as a stranger gets it: a wheel, installed into an empty environment without torch or vLLM."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TRIES = 3  # of a timed command; the fastest counts, since the machine may be busy
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """bin/ of an environment with the wheel and what it requires."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "env")], check=True)
+    (wheel,) = folder.glob("*.whl")
+    python = folder / "env" / "bin" / "python"
+    subprocess.run([str(python), *pip[1:], "install", str(wheel)], check=True)
+    return python.parent
+
+
+def fastest_s(command: list[str], cwd: Path) -> float:
+    times = []
+    for _ in range(TRIES):
+        begun = time.monotonic()
+        subprocess.run(command, check=True, cwd=cwd, capture_output=True)
+        times.append(time.monotonic() - begun)
+    return min(times)
+
+
+@pytest.mark.slow
+def test_check_works_in_an_empty_environment(environment: Path, tmp_path: Path) -> None:
+    command = [str(environment / "areal-async"), "check", str(ROOT / "configs" / "quickstart.yaml")]
+    took_s = fastest_s(command, tmp_path)
+    print(f"areal-async check: {took_s:.2f} s")
+    assert took_s < 1.0
+
+
+@pytest.mark.slow
+def test_the_import_is_quick_and_brings_no_torch(environment: Path, tmp_path: Path) -> None:
+    python = str(environment / "python")
+    empty_s = fastest_s([python, "-c", "pass"], tmp_path)
+    took_s = fastest_s([python, "-c", "import areal_async"], tmp_path) - empty_s
+    print(f"import areal_async: {took_s:.3f} s")
+    assert took_s < 0.3
+    names = subprocess.run([python, "-m", "pip", "list"], check=True, capture_output=True, text=True).stdout
+    assert "torch" not in names
+
+
+@pytest.mark.slow
+def test_other_processes_code_is_in_the_wheel(environment: Path, tmp_path: Path) -> None:
+    code = "import areal_async.engines.vllm, areal_async.rewards.worker, areal_async.testing.trainer"
+    subprocess.run([str(environment / "python"), "-c", code], check=True, cwd=tmp_path)
