@@ -14,7 +14,8 @@ import msgspec
 from areal_async.config import RewardConfig
 from areal_async.controller.crew import Crew
 from areal_async.controller.samples import Kept, Samples
-from areal_async.errors import LaunchError, WireError
+from areal_async.controller.starting import wait_for_start
+from areal_async.errors import WireError
 from areal_async.launch.child import Child, ChildSpec
 from areal_async.launch.recipes import Recipes
 from areal_async.messages import (
@@ -79,7 +80,7 @@ class Rewards:
             stack.push_async_callback(child.stop, 1.0)
             self._children[name] = child
         for name, joined in self._joined.items():
-            await wait_for_start(self._children[name], joined, START_TIMEOUT_S, f"reward worker {name}")
+            await wait_for_start(self._children[name], joined.wait(), START_TIMEOUT_S)
         for name, child in self._children.items():
             self._crew.start(self._watch(name, child), f"watch {name}")
         self._take(Joined(at=self._now(), peer="rewards", id="rewards"))
@@ -92,9 +93,8 @@ class Rewards:
         return None
 
     async def _watch(self, name: str, child: Child) -> None:
-        code = await child.wait()
-        why = f"reward worker {name} ended with {code}; the end of its stderr:\n{child.tail()}"
-        self._take(Lost(at=self._now(), peer="rewards", id=name, why=why))
+        await child.wait()
+        self._take(Lost(at=self._now(), peer="rewards", id=name, why=child.why()))
 
     def score(self, command: Score) -> None:
         task = self._crew.start(self._score(command), f"check of sample {command.sample}")
@@ -146,19 +146,3 @@ class Rewards:
             )
         assert isinstance(answer, ScoreResult), f"{worker} answered a check with {type(answer).__name__}"
         return answer
-
-
-async def wait_for_start(child: Child, joined: asyncio.Event, timeout_s: float, what: str) -> None:
-    """Wait for `joined`, for the child's end, or for the deadline. Errors: LaunchError with the tail of its stderr."""
-    ended = asyncio.ensure_future(child.wait())
-    there = asyncio.ensure_future(joined.wait())
-    try:
-        await asyncio.wait({ended, there}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if there.done():
-            return
-        outcome = f"ended with {ended.result()}" if ended.done() else f"is not there after {timeout_s:g} s"
-        raise LaunchError(f"{what} {outcome}; the end of its stderr:\n{child.tail()}")
-    finally:
-        for task in (ended, there):
-            task.cancel()
-        await asyncio.gather(ended, there, return_exceptions=True)

@@ -5,6 +5,7 @@ log-probabilities before any sample is asked of it; a swap that failed is report
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,7 +15,8 @@ import numpy.typing as npt
 
 from areal_async.config import Config
 from areal_async.controller.crew import Crew
-from areal_async.errors import HandshakeError, LaunchError, ServerError, WireError
+from areal_async.controller.starting import wait_for_start
+from areal_async.errors import HandshakeError, ServerError, WireError
 from areal_async.launch.child import Child, ChildSpec
 from areal_async.launch.recipes import Recipes
 from areal_async.messages import AnyEvent, Failed, Joined, Lost, Swap, Swapped
@@ -62,34 +64,18 @@ async def start_server(
     child = await Child.start(ChildSpec(name=f"server {name}", argv=tuple(argv), env=env, stderr_path=stderr))
     stack.push_async_callback(child.stop, STOP_GRACE_S)
     client = await stack.enter_async_context(VllmClient(name, f"unix:{socket}"))
-    ended = asyncio.ensure_future(child.wait())
-    try:
-        async with asyncio.timeout(server.start_timeout_s):
-            while not await _answers(client):
-                if ended.done():
-                    raise LaunchError(
-                        f"server {name} ended with {ended.result()} while it started; the end of its stderr:\n"
-                        f"{child.tail()}"
-                    )
-                await asyncio.sleep(HEALTH_POLL_S)
-    except TimeoutError as error:
-        raise LaunchError(
-            f"server {name} does not answer after server.start_timeout_s = {server.start_timeout_s:g} s; the end of "
-            f"its stderr:\n{child.tail()}"
-        ) from error
-    finally:
-        ended.cancel()
-        await asyncio.gather(ended, return_exceptions=True)
+    await wait_for_start(child, _answering(client), server.start_timeout_s)
     await handshake(client, identity)
     return client, child
 
 
-async def _answers(client: VllmClient) -> bool:
-    try:
-        await client.health()
-    except ServerError:
-        return False
-    return True
+async def _answering(client: VllmClient) -> None:
+    """Return when the server says that it is well."""
+    while True:
+        with contextlib.suppress(ServerError):
+            await client.health()
+            return
+        await asyncio.sleep(HEALTH_POLL_S)
 
 
 class Servers:
@@ -144,9 +130,8 @@ class Servers:
         self._take(Joined(at=self._now(), peer="server", id=name))
 
     async def _watch(self, name: str, child: Child) -> None:
-        code = await child.wait()
-        why = f"server {name} ended with {code}; the end of its stderr:\n{child.tail()}"
-        self._take(Lost(at=self._now(), peer="server", id=name, why=why))
+        await child.wait()
+        self._take(Lost(at=self._now(), peer="server", id=name, why=child.why()))
 
     def swap(self, command: Swap) -> None:
         self._crew.start(self._swap(command), f"swap of server {command.server} to version {command.version}")

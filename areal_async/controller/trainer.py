@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from areal_async.config import Config
 from areal_async.controller.crew import Crew
-from areal_async.controller.rewarding import wait_for_start
 from areal_async.controller.samples import Samples
+from areal_async.controller.starting import wait_for_start
 from areal_async.errors import TrainerError, WireError
 from areal_async.launch.child import Child, ChildSpec
 from areal_async.launch.recipes import Recipes
@@ -110,7 +110,7 @@ class Trainer:
         )
         stack.push_async_callback(child.stop, 1.0)
         self._child = child
-        await wait_for_start(child, self._complete, self._config.train.start_timeout_s, "the trainer")
+        await wait_for_start(child, self._complete.wait(), self._config.train.start_timeout_s)
         self._crew.start(self._watch(child), "watch trainer")
         self._take(Joined(at=self._now(), peer="trainer", id="trainer", version=0))
 
@@ -124,9 +124,8 @@ class Trainer:
         return None
 
     async def _watch(self, child: Child) -> None:
-        code = await child.wait()
-        why = f"the trainer ended with {code}; the end of its stderr:\n{child.tail()}"
-        self._take(Lost(at=self._now(), peer="trainer", id="trainer", why=why))
+        await child.wait()
+        self._take(Lost(at=self._now(), peer="trainer", id="trainer", why=child.why()))
 
     def train(self, command: Train) -> None:
         self._crew.start(self._train(command), f"train step {command.step}")

@@ -34,7 +34,8 @@ def lost(event: Lost, ledger: Ledger, fleet: Fleet, trainer: Trainer, *, stoppin
     if stopping and event.peer != "trainer":
         return []
     story = fleet.find(event.id).story() if event.peer == "server" else trainer.story()
-    return [Fail(why=f"{event.peer} {event.id} is gone at step {ledger.step}: {event.why}\n{story}")]
+    name = event.id if event.id.startswith(event.peer) else f"{event.peer} {event.id}"
+    return [Fail(why=f"{name} is gone at step {ledger.step}: {event.why}\n{story}")]
 
 
 def failed(event: Failed, ledger: Ledger, fleet: Fleet, trainer: Trainer) -> list[Fail]:

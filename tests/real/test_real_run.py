@@ -101,7 +101,7 @@ async def test_two_ranks_and_a_server_that_dies(quickstart: Quickstart) -> None:
                     servers = [p for p in psutil.Process().children(recursive=True) if _is_server(p)]
                     servers[0].send_signal(signal.SIGKILL)
 
-    with pytest.raises(RunFailed, match=r"(?s)server 0 .*ended with .*stderr"):
+    with pytest.raises(RunFailed, match=r"(?s)server 0 is gone at step .*SIGKILL.*stderr/server-0\.log"):
         await train_until_it_dies()
     assert killed
 
