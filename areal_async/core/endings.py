@@ -34,7 +34,7 @@ def lost(event: Lost, ledger: Ledger, fleet: Fleet, trainer: Trainer, *, stoppin
     if stopping and event.peer != "trainer":
         return []
     story = fleet.find(event.id).story() if event.peer == "server" else trainer.story()
-    name = event.id if event.id.startswith(event.peer) else f"{event.peer} {event.id}"
+    name = f"server {event.id}" if event.peer == "server" else event.id
     return [Fail(why=f"{name} is gone at step {ledger.step}: {event.why}\n{story}")]
 
 

@@ -256,7 +256,8 @@ def test_a_lost_peer_ends_the_run_with_its_story(peer: str) -> None:
     name = "server0" if peer == "server" else peer
     world.send(Lost(at=world.tick(), peer=peer, id=name, why="exit code -9"))  # type: ignore[arg-type]
     assert isinstance(world.end, Fail)
-    assert f"{peer} {name} is gone at step 0: exit code -9" in world.end.why
+    shown = f"server {name}" if peer == "server" else name
+    assert f"{shown} is gone at step 0: exit code -9" in world.end.why
 
 
 @pytest.mark.parametrize(("of", "id"), [("publish", "0"), ("swap", "server0"), ("train", "0")])
