@@ -316,4 +316,7 @@ def test_a_relative_path_made_in_code_is_dumped_absolute(monkeypatch, tmp_path):
     loaded = load_config("sub/config.yaml")
     assert loaded.model.path == str(tmp_path / "m")
     assert loaded.runs_dir == str(tmp_path / "runs")
-    assert msgspec.structs.replace(loaded, model=config.model, data=config.data, import_path=".", runs_dir="runs") == config
+    assert (
+        msgspec.structs.replace(loaded, model=config.model, data=config.data, import_path=".", runs_dir="runs")
+        == config
+    )

@@ -256,9 +256,8 @@ async def test_a_deadline_keeps_what_arrived_and_frees_the_server(server: Runnin
 
 async def requests_at(client: VllmClient) -> float:
     """How many requests the server has, running and waiting."""
-    pieces: list[bytes] = []
-    await client._http.send("GET", "/metrics", b"", pieces.append)
-    counts = re.findall(rb"^vllm:num_requests_(?:running|waiting)\{[^}]*\} ([0-9.]+)$", b"".join(pieces), re.MULTILINE)
+    _, metrics = await client._http.ask("GET", "/metrics", b"")
+    counts = re.findall(rb"^vllm:num_requests_(?:running|waiting)\{[^}]*\} ([0-9.]+)$", metrics, re.MULTILINE)
     assert len(counts) == 2
     return sum(float(count) for count in counts)
 

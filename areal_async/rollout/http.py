@@ -2,12 +2,13 @@
 
 What always holds: as many connections as requests in flight; no timeout of the library's own cuts an answer (whoever
 calls has deadlines); a request that ends early (cancelled, deadline, an error of the caller's function) closes its
-connection, which a vLLM server takes as an abort; a connection is used again only after a 200.
+connection, which a vLLM server takes as an abort; a call that isn't an answer has a connection of its own, since
+uvicorn hangs up after a 500 and aiohttp has the connection back in its pool before anybody could stop it.
 """
 
 import asyncio
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 import aiohttp
@@ -16,6 +17,8 @@ KEEP_ALIVE_S: Final = 3.0  # below uvicorn's 5 s, so that no request is written 
 CONNECT_DEADLINE_S: Final = 10.0  # a server that listens accepts at once; this is for a network's worst moments
 QUEUE_FULL_S: Final = 0.005  # a server accepts some thousands a second
 READ_BUFFER_BYTES: Final = 1 << 18  # a chunk of many tokens is read at once
+
+ONE_CALL: Final = {"Connection": "close"}
 
 _QUEUE_FULL: Final = frozenset({errno.EAGAIN, errno.ENOTCONN})
 
@@ -44,16 +47,30 @@ class Http:
             read_bufsize=READ_BUFFER_BYTES,
         )
 
-    async def send(self, method: str, path: str, body: bytes, sink: Sink) -> tuple[int, bytes]:
-        """One request; its status, and the body unless the status is 200: then the body went to `sink`, in pieces.
+    async def send(self, path: str, body: bytes, sink: Sink) -> tuple[int, bytes]:
+        """Post for an answer; its status, and the body unless the status is 200: then it went to `sink`, in pieces.
 
         Raises OSError (ConnectionError among them) where there is no answer, and whatever `sink` raises.
         """
+        return await self._until_sent("POST", path, body, sink, {})
+
+    async def ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """One of the rare calls, on a connection of its own; status and body. Raises as `send`."""
+        pieces: list[bytes] = []
+        status, error = await self._until_sent(method, path, body, pieces.append, ONE_CALL)
+        return status, error or b"".join(pieces)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _until_sent(
+        self, method: str, path: str, body: bytes, sink: Sink, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         while True:
             try:
-                return await self._send(method, path, body, sink)
+                return await self._send(method, path, body, sink, headers)
             except aiohttp.ClientOSError as error:
                 if not _never_sent(error) or loop.time() - begun > CONNECT_DEADLINE_S:
                     raise
@@ -63,11 +80,10 @@ class Http:
             except aiohttp.ClientError as error:
                 raise ConnectionError(f"{type(error).__name__}: {error}") from error
 
-    async def close(self) -> None:
-        await self._session.close()
-
-    async def _send(self, method: str, path: str, body: bytes, sink: Sink) -> tuple[int, bytes]:
-        async with self._session.request(method, self._base + path, data=body or None) as response:
+    async def _send(
+        self, method: str, path: str, body: bytes, sink: Sink, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
+        async with self._session.request(method, self._base + path, data=body or None, headers=headers) as response:
             try:
                 if response.status != 200:
                     return response.status, await response.read()
@@ -76,9 +92,6 @@ class Http:
             except BaseException:
                 response.close()  # in the middle of an answer: hang up, don't drain
                 raise
-            finally:
-                if response.status != 200:
-                    response.close()  # after a 500 uvicorn hangs up; the next request must not run into that
         return 200, b""
 
 

@@ -81,7 +81,7 @@ class VllmClient:
         status, why = 200, b""
         try:
             async with asyncio.timeout(deadline_s):
-                status, why = await self._http.send("POST", GENERATE, body, answer.feed)
+                status, why = await self._http.send(GENERATE, body, answer.feed)
         except TimeoutError as error:
             if not answer.finished:
                 raise answer.broken(f"its deadline of {deadline_s:g} s passed") from error
@@ -210,10 +210,9 @@ class VllmClient:
         return await self._call("POST", path, b"" if body is None else self._encode(body), CONTROL_DEADLINE_S)
 
     async def _call(self, method: str, path: str, body: bytes, deadline_s: float) -> bytes:
-        pieces: list[bytes] = []
         try:
             async with asyncio.timeout(deadline_s):
-                status, why = await self._http.send(method, path, body, pieces.append)
+                status, answer = await self._http.ask(method, path, body)
         except TimeoutError as error:
             raise RequestFailed(
                 f"server {self.name} did not answer {path} within {deadline_s:g} s", status=None, retryable=True
@@ -224,8 +223,8 @@ class VllmClient:
                 status=None, retryable=True,
             ) from error  # fmt: skip
         if status != 200:
-            raise self._refused(path, status, why)
-        return b"".join(pieces)
+            raise self._refused(path, status, answer)
+        return answer
 
     def _refused(self, path: str, status: int, body: bytes) -> RequestFailed:
         return RequestFailed(
