@@ -48,7 +48,7 @@ CONTEXT_TOKENS: Final = 256
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 CHARACTERS: Final = "0123456789+-*=,:> "  # '-' and ' ' are spare: for variations of the task with the same tokenizer
 
-PRETRAIN_STEPS: Final = 2800
+PRETRAIN_STEPS: Final = 4800
 BATCH_TOKENS: Final = 600  # small batches: the number of updates is what makes this task learnt, not the tokens
 LEARNING_RATE: Final = 2e-3
 WARMUP_STEPS: Final = 100
@@ -233,7 +233,7 @@ def pad_batch(rows: list[tuple[list[int], list[int]]], pad_id: int) -> tuple[tor
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Make the quickstart's problems, tokenizer and base model (about 2 minutes on 2 cores).",
+        description="Make the quickstart's problems, tokenizer and base model (about 4 minutes on 2 cores).",
         epilog="example: python tools/make_quickstart.py --out /tmp/quickstart",
     )
     parser.add_argument("--out", type=Path, default=OUTPUT, metavar="DIR", help="folder to write to (%(default)s)")

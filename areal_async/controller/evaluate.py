@@ -27,7 +27,7 @@ from areal_async.messages import AnyEvent, Hello, ScoreResult, sample_id
 from areal_async.rollout.data import Dataset
 from areal_async.rollout.session import Session
 from areal_async.rollout.text import Text
-from areal_async.rollout.types import Sampling
+from areal_async.rollout.types import ModelIdentity, Sampling
 from areal_async.rollout.vllm_http import VllmClient
 from areal_async.rollout.workflow import Prompt, load_workflow
 from areal_async.specs import reward_spec, run_sampling, server_identity
@@ -82,12 +82,14 @@ def _problems(config: Config, model: Path) -> tuple[list[Prompt], Text]:
 class _Bench:
     """A server, reward workers, and what an answer needs."""
 
-    def __init__(self, config: Config, client: VllmClient, rewards: Rewards, sampling: Sampling, context: int) -> None:
+    def __init__(
+        self, config: Config, client: VllmClient, rewards: Rewards, sampling: Sampling, identity: ModelIdentity
+    ) -> None:
         self._config = config
         self._client = client
         self._rewards = rewards
         self._sampling = sampling
-        self._context = context
+        self._identity = identity
         self._workflow = load_workflow(config.rollout.workflow, config.import_path)
 
     @classmethod
@@ -130,7 +132,7 @@ class _Bench:
         sampling = msgspec.structs.replace(
             run_sampling(config, text), temperature=config.eval.temperature, max_tokens=longest
         )
-        return cls(config, client, rewards, sampling, identity.context_tokens)
+        return cls(config, client, rewards, sampling, identity)
 
     async def answers(
         self, prompts: list[Prompt], progress: Callable[[int, int], None]
@@ -159,7 +161,8 @@ class _Bench:
             attempt=0,
             run_seed=self._config.seed,
             sampling=self._sampling,
-            context=self._context,
+            context=self._identity.context_tokens,
+            vocab_size=self._identity.vocab_size,
             deadline_s=timeout_s,
         )
         async with asyncio.timeout(timeout_s):

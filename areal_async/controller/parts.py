@@ -154,6 +154,7 @@ class Parts:
         settings = RolloutSettings(
             sampling=run_sampling(config, self._text),
             context=identity.context_tokens,
+            vocab_size=identity.vocab_size,
             timeout_s=config.rollout.sample_timeout_s,
             seed=config.seed,
         )

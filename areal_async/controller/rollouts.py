@@ -39,10 +39,11 @@ FAILURE_PAUSE_S = 1.0  # before a failure is reported: the death of a server is 
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """What every rollout of a run has in common. context: tokens. timeout_s: of one attempt."""
+    """What every rollout of a run has in common. context: tokens. vocab_size: entries. timeout_s: of one attempt."""
 
     sampling: Sampling
     context: int
+    vocab_size: int
     timeout_s: float
     seed: int
 
@@ -155,6 +156,7 @@ class Rollouts:
             run_seed=self._settings.seed,
             sampling=self._settings.sampling,
             context=self._settings.context,
+            vocab_size=self._settings.vocab_size,
             deadline_s=self._settings.timeout_s,
         )
         try:

@@ -26,7 +26,7 @@ class Session:
     """What a workflow generates with.
 
     sampling: the run's; `generate` may lower `max_tokens` (and a workflow may pass its own). context: the model's, in
-    tokens. deadline_s: of the whole attempt, enforced by whoever runs the workflow.
+    tokens. vocab_size: entries of its output layer. deadline_s: of the whole attempt, enforced by whoever runs the workflow.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Session:
         run_seed: int,
         sampling: Sampling,
         context: int,
+        vocab_size: int,
         deadline_s: float,
     ) -> None:
         self.sample = sample
@@ -46,6 +47,7 @@ class Session:
         self._client = client
         self._run_seed = run_seed
         self._context = context
+        self._vocab_size = vocab_size
         self._deadline_s = deadline_s
         self._turn = 0
 
@@ -60,6 +62,11 @@ class Session:
             raise ServerError(
                 f"sample {self.sample}: a prompt of {len(token_ids)} tokens does not fit the context of "
                 f"{self._context}; it was not sent"
+            )
+        if not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:  # such an id would end the server
+            raise ServerError(
+                f"sample {self.sample}: token ids must lie in [0, {self._vocab_size}), those of the prompt are "
+                f"{min(token_ids)} to {max(token_ids)}; it was not sent"
             )
         turn = self._turn
         self._turn += 1
