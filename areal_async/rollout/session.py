@@ -26,7 +26,8 @@ class Session:
     """What a workflow generates with.
 
     sampling: the run's; `generate` may lower `max_tokens` (and a workflow may pass its own). context: the model's, in
-    tokens. vocab_size: entries of its output layer. deadline_s: of the whole attempt, enforced by whoever runs the workflow.
+    tokens. vocab_size: entries of its output layer. deadline_s: of the whole attempt, enforced by whoever runs the
+    workflow.
     """
 
     def __init__(
