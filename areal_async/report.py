@@ -5,6 +5,7 @@ What always holds: it only reads; a run behaves the same whether anybody looks o
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -148,6 +149,10 @@ def summary(result: RunResult, console: Console) -> None:
         samples = sum(row.samples for row in rows)
         mixed = sum(row.mixed_share * row.samples for row in rows) / max(samples, 1)
         table.add_row("samples", f"{samples:,}, {mixed:.0%} of them with tokens of two versions or more")
+        verdicts: Counter[str] = Counter()
+        for row in rows:
+            verdicts.update(row.verdicts)
+        table.add_row("checks", ", ".join(f"{count:,} {verdict}" for verdict, count in verdicts.most_common()))
         table.add_row("tokens", f"{sum(row.tokens_trained for row in rows):,} trained")
     table.add_row("time", f"{result.seconds:.0f} s in all")
     table.add_row(

@@ -56,6 +56,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     rollout_idle_share: Annotated[float, _about("share of step_s in which servers had nothing to do or stood still")]
     both_busy_share: Annotated[float, _about("share of step_s in which the trainer trained and servers generated")]
     waited_for: Annotated[str, _about("what the trainer last waited for before this step; empty: it did not wait")]
+    verdicts: Annotated[dict[str, int], _about("checks that ended since the step before, by verdict")]
     skipped: Annotated[str, _about("why the update was left out; empty: it was not")]
     ledger: Annotated[dict[str, int], _about("the balance of groups and samples after the step")]
 
@@ -161,6 +162,7 @@ def step_row(
     tokens_discarded: int,
     swap_pause_s: float,
     waited_for: str,
+    verdicts: dict[str, int],
     ledger: dict[str, int],
 ) -> StepRow:
     elapsed, trainer_idle, rollout_idle, both = lap
@@ -182,6 +184,7 @@ def step_row(
             "rollout_idle_share": rollout_idle,
             "both_busy_share": both,
             "waited_for": waited_for,
+            "verdicts": verdicts,
             "skipped": done.skipped,
             "ledger": ledger,
         },

@@ -3,6 +3,7 @@
 What always holds: it decides nothing; a row is written when its `StepDone` was handled, before the next batch.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -13,7 +14,18 @@ from areal_async.controller.metrics import BatchFigures, Meter, StepRow, batch_f
 from areal_async.controller.rollouts import Rollouts
 from areal_async.controller.samples import Samples
 from areal_async.core.orchestrator import Orchestrator
-from areal_async.messages import AnyCommand, AnyEvent, Cancel, Forget, Published, SampleId, StepDone, Swapped, Train
+from areal_async.messages import (
+    AnyCommand,
+    AnyEvent,
+    Cancel,
+    Forget,
+    Published,
+    SampleId,
+    Scored,
+    StepDone,
+    Swapped,
+    Train,
+)
 
 
 class Record:
@@ -39,6 +51,7 @@ class Record:
         self._generated_before = 0
         self._discarded = 0
         self._swap_pause_s = 0.0
+        self._verdicts: Counter[str] = Counter()
         self._waiting = ""
         self._waited_for = ""
         self._idle = True
@@ -52,6 +65,8 @@ class Record:
         self.meter.in_flight(event.at, self._rollouts.in_flight)
         if isinstance(event, StepDone):
             self._step_done(event)
+        elif isinstance(event, Scored):
+            self._verdicts[event.verdict] += 1
         elif isinstance(event, Swapped):
             self._swap_pause_s += event.pause_s
         elif isinstance(event, Published):
@@ -96,9 +111,11 @@ class Record:
             tokens_discarded=self._discarded,
             swap_pause_s=self._swap_pause_s,
             waited_for=self._waited_for,
+            verdicts=dict(self._verdicts),
             ledger=self._core.balance(),
         )
         self._generated_before, self._discarded, self._swap_pause_s = generated, 0, 0.0
+        self._verdicts.clear()
         self._file.write(msgspec.json.encode(row) + b"\n")
         self.rows.append(row)
         self._on_row(row)

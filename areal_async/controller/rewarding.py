@@ -5,9 +5,12 @@ the verdict `infrastructure`, which is no reward at all, never a wrong one.
 """
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -30,10 +33,15 @@ from areal_async.messages import (
     Scored,
     ScoreResult,
     ScoreTask,
+    Verdict,
 )
 from areal_async.wire.router import Router
 
+logger = logging.getLogger("areal_async")
+
 START_TIMEOUT_S = 60.0  # a worker imports the user's reward function, which may import much
+TOLD = 3  # checks of one bad verdict that are told in full; the rest is in the counts of metrics.jsonl
+BAD: Final[frozenset[Verdict]] = frozenset({"bad_data", "timeout", "crash", "infrastructure"})
 QUEUE_TIMEOUT_S = 600.0  # how long a check may wait for a worker, beyond its own deadline
 
 
@@ -62,6 +70,7 @@ class Rewards:
         self._now = now
         self._joined = {f"rewards.{number}": asyncio.Event() for number in range(config.workers)}
         self._children: dict[str, Child] = {}
+        self._told: Counter[Verdict] = Counter()
         self._checks: dict[tuple[SampleId, int], asyncio.Task[None]] = {}
 
     async def start(
@@ -110,6 +119,7 @@ class Rewards:
         kept = self._samples[command.sample]
         result = await self.check(command.sample, kept)
         kept.reward = result.reward
+        self._tell(result, kept)
         self._take(
             Scored(
                 at=self._now(),
@@ -119,6 +129,18 @@ class Rewards:
                 reward=result.reward,
             )
         )
+
+    def _tell(self, result: ScoreResult, kept: Kept) -> None:
+        """Say what went wrong with a check, the first few times."""
+        if result.verdict not in BAD:
+            return
+        self._told[result.verdict] += 1
+        if self._told[result.verdict] <= TOLD:
+            given = "no reward" if result.reward is None else f"reward {result.reward:g}"
+            logger.warning(
+                "the check of sample %s (data row %d) by %s ended as %s, %s: %s",
+                result.sample, kept.prompt.row + 1, self._spec.function, result.verdict, given, result.why,
+            )  # fmt: skip
 
     async def check(self, sample: SampleId, kept: Kept) -> ScoreResult:
         """Have one answer checked by the least busy worker."""

@@ -171,6 +171,19 @@ async def test_a_failure_within_the_budget_is_counted_and_replaced(make_config: 
     assert result.rows[-1].ledger["failed"] == 1
 
 
+async def test_a_reward_that_raises_is_told_and_counted(
+    make_config: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "my_reward.py").write_text("def reward(response, answer):\n    return 1 / 0\n")
+    async with Controller(make_config("reward.function=my_reward:reward"), recipes=scripted()) as run:
+        result = await run.run()
+    assert sum(row.verdicts["crash"] for row in result.rows) >= 4 * 4 * 2
+    told = [record.getMessage() for record in caplog.records if "ended as crash, reward 0" in record.getMessage()]
+    assert len(told) == 3
+    assert "my_reward.py" in told[0]
+    assert "ZeroDivisionError" in told[0]
+
+
 async def test_stop_finishes_the_step_and_saves(make_config: Make) -> None:
     async with Controller(make_config("train.steps=1000"), recipes=scripted(step_s=0.05)) as run:
         async for row in run.steps():
