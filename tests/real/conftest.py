@@ -20,6 +20,12 @@ QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 SMALL = ("train.batch_groups=8", "train.minibatches=2", "rollout.group_size=4", "rollout.max_concurrent=64")
 
 
+def small(*overrides: str) -> list[str]:
+    """Small batches, and these overrides, which come before them."""
+    given = {override.partition("=")[0] for override in overrides}
+    return [*(option for option in SMALL if option.partition("=")[0] not in given), *overrides]
+
+
 class Program:
     """`areal-async` (or another script) in a process of its own, with what it has started."""
 
@@ -79,8 +85,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
     programs = []
 
     def begin(command: str, *overrides: str) -> Program:
-        argv = [sys.executable, "-m", "areal_async", command, str(QUICKSTART), *SMALL, f"runs_dir={tmp_path}/runs"]
-        programs.append(Program([*argv, *overrides], tmp_path))
+        argv = [sys.executable, "-m", "areal_async", command, str(QUICKSTART), f"runs_dir={tmp_path}/runs"]
+        programs.append(Program([*argv, *small(*overrides)], tmp_path))
         return programs[-1]
 
     yield begin
@@ -91,7 +97,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
 @pytest.fixture
 def quickstart(tmp_path: Path) -> Callable[..., Config]:
     """The quickstart's configuration with small batches and some options changed."""
-    return lambda *overrides: load_config(QUICKSTART, [*SMALL, f"runs_dir={tmp_path}/runs", *overrides])
+    return lambda *overrides: load_config(QUICKSTART, [f"runs_dir={tmp_path}/runs", *small(*overrides)])
 
 
 def metrics(tmp_path: Path) -> Path:
