@@ -24,8 +24,11 @@ SETTLE_S = 5.0  # how long a child or a socket that a test has just ended may ta
 
 @pytest.fixture(scope="session")
 def oracles() -> Path:
-    """Folder of the reference numbers."""
-    return Path(os.environ.get("ORACLES_DIR", ROOT.parent / "shared" / "oracles"))
+    """Folder of the reference numbers. Without it these tests are left out; never in CI, where it must be there."""
+    folder = Path(os.environ.get("ORACLES_DIR", ROOT.parent / "shared" / "oracles"))
+    if not folder.is_dir() and not os.environ.get("CI"):
+        pytest.skip(f"no reference numbers at {folder}; name their folder in ORACLES_DIR")
+    return folder
 
 
 @pytest.fixture(autouse=True)
