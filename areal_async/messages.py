@@ -415,13 +415,14 @@ class ScoreResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="probe"):
-    """Ask a rank for log-probabilities under its present weights. Arrays: token ids, int32 [n] (one sequence).
+    """Ask a rank for log-probabilities under its present weights, at the temperature that it trains with.
+
+    Arrays: token ids, int32 [n] (one sequence).
 
     -> ProbeResult with one array, float32 [n]: log-prob of token t given those before it; element 0 is 0.
     """
 
     id: str
-    temperature: float
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="probe_result"):

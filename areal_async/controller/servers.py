@@ -26,13 +26,14 @@ from areal_async.rollout.vllm_http import VllmClient
 
 HEALTH_POLL_S = 0.25  # a starting server doesn't answer at all; asking costs nothing
 PROBE_TOKENS = 64  # per prompt: enough to see another temperature, tokenizer or model
+FAILURE_PAUSE_S = 1.0  # before a failed swap is reported: the death of the server is then known first, as the cause
 STOP_GRACE_S = 1.0  # a server has nothing to save
 
 # Largest mean |difference| between a server's log-probability of a token and the trainer's. In float32 they agree to
 # 1e-6 where all is right; in bfloat16 unlikely tokens differ by some tenths, the mean by some thousandths.
 PROBE_TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 
-ProbeTrainer = Callable[[npt.NDArray[np.int32], float, str], Awaitable[npt.NDArray[np.float32]]]
+ProbeTrainer = Callable[[npt.NDArray[np.int32], str], Awaitable[npt.NDArray[np.float32]]]
 
 
 async def start_server(
@@ -145,6 +146,7 @@ class Servers:
                 await client.check_weights(info)
             times = await client.swap(command.version, info, self._config.weights.swap_timeout_s)
         except ServerError as error:
+            await asyncio.sleep(FAILURE_PAUSE_S)
             self._take(Failed(at=self._now(), of="swap", id=command.server, why=str(error)))
             return
         finally:
@@ -174,7 +176,7 @@ class Servers:
             n = min(PROBE_TOKENS, self._identity.context_tokens - len(prompt))
             drawn, logprobs = await probe(client, np.asarray(prompt, np.int32), n, temperature)
             sequence = np.concatenate([np.asarray(prompt, np.int32), drawn])
-            expected = await self._probe_trainer(sequence, temperature, f"probe of server {client.name}, {number}")
+            expected = await self._probe_trainer(sequence, f"probe of server {client.name}, {number}")
             differences.append(np.abs(expected[len(prompt) :] - logprobs))
         mean, largest = float(np.concatenate(differences).mean()), float(np.concatenate(differences).max())
         tolerance = PROBE_TOLERANCE[self._config.model.dtype]

@@ -156,10 +156,10 @@ class Trainer:
         done = _expect(answers[0], Published, command)
         self._take(msgspec.structs.replace(done, at=self._now()))
 
-    async def probe(self, token_ids: npt.NDArray[np.int32], temperature: float, id: str) -> npt.NDArray[np.float32]:
+    async def probe(self, token_ids: npt.NDArray[np.int32], id: str) -> npt.NDArray[np.float32]:
         """Log-probabilities of a sequence under the trainer's present weights, float32 [n]; element 0 is 0."""
         answer, arrays = await self._router.request(
-            self._names[0], Probe(id=id, temperature=temperature), [token_ids], id=id, deadline_s=PROBE_TIMEOUT_S
+            self._names[0], Probe(id=id), [token_ids], id=id, deadline_s=PROBE_TIMEOUT_S
         )
         if not isinstance(answer, ProbeResult) or len(arrays) != 1:
             raise TrainerError(f"the trainer answered a probe with {type(answer).__name__}")

@@ -117,7 +117,7 @@ class Rank:
             raise TrainerError(f"probe {probe.id}: one array of token ids is needed")
         module = self._trainer.engine.module
         token_ids = torch.from_numpy(arrays[0].astype(np.int64)).to(module.device)
-        result = sequence_log_probs(module, token_ids, probe.temperature)
+        result = sequence_log_probs(module, token_ids, self._spec.temperature)
         return ProbeResult(id=probe.id), (result.to("cpu", torch.float32).numpy(),)
 
     def _save(self, path: Path) -> ModelSaved:

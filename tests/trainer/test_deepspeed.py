@@ -162,10 +162,8 @@ class Ranks:
         assert len(said) == 1, said
         return answers[0]
 
-    async def probe(self, token_ids: np.ndarray, temperature: float) -> np.ndarray:
-        [(answer, [result]), *_] = await self.ask(
-            Probe(id="p", temperature=temperature), [[token_ids]] * len(self._names)
-        )
+    async def probe(self, token_ids: np.ndarray) -> np.ndarray:
+        [(answer, [result]), *_] = await self.ask(Probe(id="p"), [[token_ids]] * len(self._names))
         assert isinstance(answer, ProbeResult)
         return np.array(result)
 
@@ -211,7 +209,7 @@ async def test_two_ranks_over_the_wire(folder: Path, address: str, tmp_path: Pat
     changes = {"zero_stage": 1, "shm_prefix": prefix, "temperature": 0.7}
     async with trainer(folder, address, tmp_path, 2, **changes) as (ranks, child):
         assert {p.name for p in ranks.hellos["trainer.0"].parameters} == {name for name, _ in base.named_parameters()}
-        before = await ranks.probe(token_ids, 0.7)
+        before = await ranks.probe(token_ids)
         np.testing.assert_allclose(before, log_probs_by_transformers(base, token_ids, 0.7), atol=2e-5)
 
         [(first, _), _] = await ranks.ask(Publish(version=0, branch=0))
@@ -224,10 +222,10 @@ async def test_two_ranks_over_the_wire(folder: Path, address: str, tmp_path: Pat
 
         train, arrays = make_batch(samples=8, minibatches=1, ranks=2, per_micro=2, step=2)
         arrays[1][3][np.flatnonzero(arrays[1][2])[0]] = -1000.0  # only rank 1 sees it
-        held = await ranks.probe(token_ids, 0.7)
+        held = await ranks.probe(token_ids)
         done = await ranks.train(train, arrays)
         assert done.skipped == "minibatch 1 of 1: the loss is not finite"
-        np.testing.assert_array_equal(held, await ranks.probe(token_ids, 0.7))
+        np.testing.assert_array_equal(held, await ranks.probe(token_ids))
 
         with pytest.raises(WireError, match="the trainer holds version 3"):
             await ranks.ask(Publish(version=7, branch=0))
