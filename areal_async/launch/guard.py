@@ -196,24 +196,29 @@ def _childless() -> bool:
 
 
 def _shared_files(pids: list[int]) -> set[str]:
-    """Names in /dev/shm of the kinds in `SHM_FOREIGN` that these processes have mapped and no other process has."""
+    """Names in /dev/shm of the kinds in `SHM_FOREIGN` that these processes have mapped and no other process has.
+
+    Found by inode: glibc maps a semaphore under another name than the one that stays.
+    """
     theirs = set().union(*map(_mapped, pids)) if pids else set()
     if not theirs:
         return set()
     tree = {*pids, os.getpid()}
     others = (int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) not in tree)
-    return theirs.difference(*map(_mapped, others))
+    theirs.difference_update(*map(_mapped, others))
+    with os.scandir(SHM_FOLDER) as entries:
+        return {entry.name for entry in entries if entry.name.startswith(SHM_FOREIGN) and entry.inode() in theirs}
 
 
-def _mapped(pid: int) -> set[str]:
-    folder = f"{SHM_FOLDER}/".encode()
-    names: set[str] = set()
+def _mapped(pid: int) -> set[int]:
+    """Inodes of files in /dev/shm that the process has mapped."""
+    folder = f" {SHM_FOLDER}/".encode()
+    inodes: set[int] = set()
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
         for line in file:
-            _, found, name = line.rstrip(b"\n").partition(folder)
-            if found:
-                names.add(os.fsdecode(name).removesuffix(" (deleted)"))
-    return {name for name in names if name.startswith(SHM_FOREIGN)}
+            if folder in line:
+                inodes.add(int(line.split(maxsplit=5)[4]))
+    return inodes
 
 
 def _remove_shared_files(names: set[str], prefix: str) -> None:

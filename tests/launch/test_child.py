@@ -229,6 +229,21 @@ time.sleep(60)
     assert shared_files(child.tail()) == []
 
 
+async def test_a_semaphore_that_the_tree_forgot_is_removed(tmp_path: Path) -> None:
+    """As multiprocessing makes them, but without its tracker: mapped under a name that is gone, left under another."""
+    source = """
+import sys, time, _multiprocessing
+kept = _multiprocessing.SemLock(1, 1, 1, "/mp-" + sys.argv[1], False)
+print("sem.mp-" + sys.argv[1], flush=True)
+time.sleep(60)
+"""
+    child = await Child.start(spec(tmp_path, source, uuid.uuid4().hex[:8]))
+    await asyncio.to_thread(wait_until, lambda: child.tail() != "", 10)
+    assert child.tail() in shared_files("sem.")
+    await child.stop(0)
+    assert shared_files(child.tail()) == []
+
+
 async def test_a_killed_guard_is_replaced_by_a_sweep(tmp_path: Path, shm: str) -> None:
     child = await Child.start(spec(tmp_path, TREE, str(tmp_path), shm))
     pids = await asyncio.to_thread(tree_pids, tmp_path)
