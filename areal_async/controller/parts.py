@@ -160,7 +160,7 @@ class Parts:
         )
         self._rollouts = Rollouts(
             self._prompts, self._workflow, self._servers.clients, settings, samples, log, crew,
-            take=self._take, now=self.now,
+            has_died=self._servers.has_died, take=self._take, now=self.now,
         )  # fmt: skip
         metrics = self.folder.root / "metrics.jsonl"
         self._record = Record(metrics, self._core, samples, self._rollouts, self._meter, self._on_row)

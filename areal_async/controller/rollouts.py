@@ -1,12 +1,13 @@
 """Carries out what the core says about prompts and samples: reads prompts, runs workflows, reports how they ended.
 
-What always holds: each started sample ends in exactly one event (`SampleDone` or `Failed`) unless it is cancelled;
-nothing runs past its deadline; an exception of a workflow is reported with its traceback, never swallowed.
+What always holds: each started sample ends in exactly one event (`SampleDone` or `Failed`) unless it is cancelled or
+its server has died, which `Lost` tells; nothing runs past its deadline; an exception of a workflow is reported with
+its traceback, never swallowed.
 """
 
 import asyncio
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,8 +34,6 @@ from areal_async.rollout.text import Text
 from areal_async.rollout.types import Sampling
 from areal_async.rollout.vllm_http import VllmClient
 from areal_async.rollout.workflow import Prompt, Workflow
-
-FAILURE_PAUSE_S = 1.0  # before a failure is reported: the death of a server is then known first, and named as the cause
 
 
 @dataclass(frozen=True)
@@ -94,6 +93,7 @@ class Rollouts:
         log: RunLog,
         crew: Crew,
         *,
+        has_died: Callable[[str], Awaitable[bool]],
         take: Callable[[AnyEvent, PayloadRef | None], None],
         now: Callable[[], float],
     ) -> None:
@@ -104,6 +104,7 @@ class Rollouts:
         self._samples = samples
         self._log = log
         self._crew = crew
+        self._has_died = has_died
         self._take = take
         self._now = now
         self._running: dict[tuple[SampleId, int], asyncio.Task[None]] = {}
@@ -164,7 +165,8 @@ class Rollouts:
                 sample = await self._workflow.run(session, prompt)
             sample.check()
         except Exception as error:  # of a workflow: whatever it is, the sample has failed with it
-            await asyncio.sleep(FAILURE_PAUSE_S)
+            if isinstance(error, ServerError) and await self._has_died(command.server):
+                return
             why = _why(error, command, self._settings.timeout_s)
             self._take(Failed(at=self._now(), of="sample", id=command.sample, attempt=command.attempt, why=why), None)
             return

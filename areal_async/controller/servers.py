@@ -6,6 +6,7 @@ log-probabilities before any sample is asked of it; a swap that failed is report
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -26,7 +27,7 @@ from areal_async.rollout.vllm_http import VllmClient
 
 HEALTH_POLL_S = 0.25  # a starting server doesn't answer at all; asking costs nothing
 PROBE_TOKENS = 64  # per prompt: enough to see another temperature, tokenizer or model
-FAILURE_PAUSE_S = 1.0  # before a failed swap is reported: the death of the server is then known first, as the cause
+FAILURE_PAUSE_S = 1.0  # after a request failed, before its server is looked at: a dying process takes a moment
 STOP_GRACE_S = 1.0  # a server has nothing to save
 
 # Largest mean |difference| between a server's log-probability of a token and the trainer's. In float32 they agree to
@@ -106,6 +107,7 @@ class Servers:
         self._now = now
         self._probed: set[str] = set()
         self.clients: dict[str, VllmClient] = {}
+        self._children: dict[str, Child] = {}
 
     def names(self) -> list[str]:
         return [str(number) for number in range(self._config.rollout.servers)]
@@ -127,12 +129,23 @@ class Servers:
             identity=self._identity,
         )
         self.clients[name] = client
+        self._children[name] = child
         self._crew.start(self._watch(name, child), f"watch server {name}")
         self._take(Joined(at=self._now(), peer="server", id=name))
 
     async def _watch(self, name: str, child: Child) -> None:
         await child.wait()
         self._take(Lost(at=self._now(), peer="server", id=name, why=child.why()))
+
+    async def has_died(self, name: str) -> bool:
+        """After a request failed: whether the server's process is gone. Then `Lost` tells of it, with the cause; what
+        failed because of it need not be told."""
+        await asyncio.sleep(FAILURE_PAUSE_S)
+        try:
+            os.kill(self._children[name].pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
 
     def swap(self, command: Swap) -> None:
         self._crew.start(self._swap(command), f"swap of server {command.server} to version {command.version}")
@@ -146,8 +159,8 @@ class Servers:
                 await client.check_weights(info)
             times = await client.swap(command.version, info, self._config.weights.swap_timeout_s)
         except ServerError as error:
-            await asyncio.sleep(FAILURE_PAUSE_S)
-            self._take(Failed(at=self._now(), of="swap", id=command.server, why=str(error)))
+            if not await self.has_died(command.server):
+                self._take(Failed(at=self._now(), of="swap", id=command.server, why=str(error)))
             return
         finally:
             self._paused(-1)
