@@ -91,7 +91,7 @@ class Parts:
         self._phase = ""
         self._begun = time.monotonic()
         self._last_event = self._begun
-        self._stop_requested = False
+        self._stop = asyncio.Event()
         self.folder = RunFolder.create(config, run_dir)
 
     # ------------------------------------------------------------------------------------------------ a run's life
@@ -111,10 +111,9 @@ class Parts:
         stack.callback(self._turn.close)
         stack.callback(self._record.close)
         self._take(Woke(at=self.now()))
-        if self._stop_requested:
-            self.request_stop()
         self._start_children(stack)
         self._crew.start(self._watch_for_standstill(), "watchdog")
+        self._crew.start(self._stop_when_asked(), "stop on request")
         finish = await self._over
         self._turn.close()
         await self._crew.dismiss()
@@ -248,9 +247,11 @@ class Parts:
 
     def request_stop(self) -> None:
         """After the step that is running, save and leave."""
-        self._stop_requested = True
-        if hasattr(self, "_turn"):
-            self._take(StopRequested(at=self.now()))
+        self._stop.set()
+
+    async def _stop_when_asked(self) -> None:
+        await self._stop.wait()
+        self._take(StopRequested(at=self.now()))
 
     def _seen(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
         self._last_event = time.monotonic()

@@ -35,6 +35,8 @@ from areal_async.rollout.types import Sampling
 from areal_async.rollout.vllm_http import VllmClient
 from areal_async.rollout.workflow import Prompt, Workflow
 
+KEPT_PROMPTS = 256  # a group's samples start together; a later attempt may read its row again
+
 
 @dataclass(frozen=True)
 class RolloutSettings:
@@ -48,7 +50,7 @@ class RolloutSettings:
 
 
 class Prompts:
-    """The run's data in the order in which it is asked; the rows that are in use are kept tokenized."""
+    """The run's data in the order in which it is asked; the latest rows are kept tokenized for their samples."""
 
     def __init__(self, dataset: Dataset, positions: Positions, text: Text) -> None:
         self._dataset = dataset
@@ -63,10 +65,9 @@ class Prompts:
             if row is None:
                 return None
             self._kept[position] = read_prompt(self._dataset, self._text, row, position)
+            if len(self._kept) > KEPT_PROMPTS:
+                del self._kept[next(iter(self._kept))]
         return self._kept[position]
-
-    def forget(self, position: int) -> None:
-        self._kept.pop(position, None)
 
 
 def read_prompt(dataset: Dataset, text: Text, row: int, position: int) -> Prompt:

@@ -6,6 +6,8 @@ rank answers is never taken for another request's answer (the wire sees to it by
 
 import asyncio
 import contextlib
+import logging
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -30,7 +32,6 @@ from areal_async.messages import (
     Joined,
     Lost,
     ModelSaved,
-    ParameterInfo,
     Probe,
     ProbeResult,
     Publish,
@@ -41,6 +42,8 @@ from areal_async.messages import (
 )
 from areal_async.specs import trainer_spec
 from areal_async.wire.router import Router
+
+logger = logging.getLogger("areal_async")
 
 PUBLISH_TIMEOUT_S = 600.0  # writing the whole model to memory
 SAVE_TIMEOUT_S = 1800.0  # writing the whole model to disk
@@ -79,11 +82,6 @@ class Trainer:
         """All ranks are there."""
         return self._complete.is_set()
 
-    @property
-    def parameters(self) -> tuple[ParameterInfo, ...]:
-        """What the trainer publishes."""
-        return self._hellos[self._names[0]].parameters
-
     async def start(
         self,
         stack: AsyncExitStack,
@@ -111,6 +109,9 @@ class Trainer:
         stack.push_async_callback(child.stop, 1.0)
         self._child = child
         await wait_for_start(child, self._complete.wait(), self._config.train.start_timeout_s)
+        parameters = self._hellos[self._names[0]].parameters
+        count = sum(math.prod(parameter.shape) for parameter in parameters)
+        logger.info("the trainer holds %s parameters in %d tensors", f"{count:,}", len(parameters))
         self._crew.start(self._watch(child), "watch trainer")
         self._take(Joined(at=self._now(), peer="trainer", id="trainer", version=0))
 
