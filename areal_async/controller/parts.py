@@ -108,15 +108,16 @@ class Parts:
         self._address = f"ipc://{self.folder.socket('wire')}"
         router = await stack.enter_async_context(Router(self._address, self._secret, self._on_joined, self._on_lost))
         self._assemble(log, router)
-        stack.callback(self._turn.close)
         stack.callback(self._record.close)
         self._take(Woke(at=self.now()))
         self._start_children(stack)
         self._crew.start(self._watch_for_standstill(), "watchdog")
         self._crew.start(self._stop_when_asked(), "stop on request")
-        finish = await self._over
-        self._turn.close()
-        await self._crew.dismiss()
+        try:
+            finish = await self._over
+        finally:  # however it ends: no task may go on while what it uses is taken down
+            self._turn.close()
+            await self._crew.dismiss()
         model = None
         if self._trainer.joined:
             model = self.folder.root / "model"

@@ -177,7 +177,7 @@ async def test_a_reward_that_raises_is_told_and_counted(
     (tmp_path / "my_reward.py").write_text("def reward(response, answer):\n    return 1 / 0\n")
     async with Controller(make_config("reward.function=my_reward:reward"), recipes=scripted()) as run:
         result = await run.run()
-    assert sum(row.verdicts["crash"] for row in result.rows) >= 4 * 4 * 2
+    assert sum(row.verdicts.get("crash", 0) for row in result.rows) >= 4 * 4 * 2
     told = [record.getMessage() for record in caplog.records if "ended as crash, reward 0" in record.getMessage()]
     assert len(told) == 3
     assert "my_reward.py" in told[0]
