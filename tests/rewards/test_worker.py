@@ -82,7 +82,7 @@ async def test_what_is_no_check_is_answered_with_an_error(
 ) -> None:
     async with worker_at(folder, spec_of("exact")) as (router, _):
         with pytest.raises(WireError, match="takes ScoreTask with one array, not Probe with 0 arrays"):
-            await router.request("rewards.0", Probe(id="x", temperature=1.0), id="x", deadline_s=START_S)
+            await router.request("rewards.0", Probe(id="x"), id="x", deadline_s=START_S)
         with pytest.raises(WireError, match="token ids must be int32, not int64"):
             await router.request("rewards.0", task_of(), [np.zeros(3, np.int64)], id="y", deadline_s=START_S)
         assert (await ask(router, task_of(), encode("42"))).verdict == "right"

@@ -97,7 +97,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def probe(id: str) -> Probe:
-    return Probe(id=id, temperature=1.0)
+    return Probe(id=id)
 
 
 @asynccontextmanager
