@@ -91,6 +91,7 @@ def test_all_that_a_check_started_ends_with_it(
     wait_until(lambda: not alive(pids_in(tmp_path)), 2)
 
 
+@pytest.mark.slow
 def test_a_slow_check_delays_nobody_else(spec_of: SpecOf, task_of: TaskOf, encode: Encode) -> None:
     with Sandbox(spec_of("mixed", timeout_s=3.0, concurrent=3)) as sandbox:
         for number in (0, 1):
