@@ -1,5 +1,6 @@
 """The package as a stranger gets it: a wheel, installed into an empty environment without torch or vLLM."""
 
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +17,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """bin/ of an environment with the wheel and what it requires."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT)], check=True)
+    source = folder / "source"  # a copy: setuptools leaves what it built beside the sources, and takes it up again
+    skipped = shutil.ignore_patterns(".*", "runs", "build", "dist", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=skipped)
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), str(source)], check=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder / "env")], check=True)
     (wheel,) = folder.glob("*.whl")
     python = folder / "env" / "bin" / "python"
