@@ -8,6 +8,7 @@ found missing is left out rather than guessed.
 import difflib
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,9 @@ from areal_async.rollout.text import Text
 Finding: TypeAlias = tuple[str, str]
 """Key of the option to change, and what is wrong with it."""
 
+SHM_FOLDER: Final = "/dev/shm"
+SERVER_SHM_BYTES: Final = 160 << 20  # vLLM 0.32 refuses to start a worker's message queue with less
+PUBLISHED_VERSIONS: Final = 3  # the one that a server loads, the newest, and the one that is being written
 SOCKET_PATH_BYTES: Final = 107  # sockaddr_un.sun_path, less its ending zero
 SOCKET_NAME_BYTES: Final = 32  # "/rXXXXXXXX/server 9999.sock" and its like: what the controller puts behind the folder
 PROMPTS_TOKENIZED: Final = 20_000  # the longest in characters; of more data the rest is measured when it is asked
@@ -64,7 +68,8 @@ def problems(config: Config, sources: Sources) -> list[str]:
         if path is not None:
             lines += _data(config, sources, key, path, text)
     if text is not None:
-        lines += [f"{sources.where(key)}: {key}: {what}" for key, what in _tokens(config, text)]
+        findings = [*_weights(config), *_tokens(config, text)]
+        lines += [f"{sources.where(key)}: {key}: {what}" for key, what in findings]
     return lines
 
 
@@ -218,6 +223,25 @@ def _text(config: Config) -> tuple[Text | None, list[Finding]]:
     except ConfigError as error:
         return None, [("model.path", str(error))]
     return text, []
+
+
+def _weights(config: Config) -> Iterator[Finding]:
+    """The model's weights are there, and shared memory has room for those that are on their way to the servers."""
+    folder = Path(config.model.path)
+    files = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    if not files:
+        yield "model.path", f"{folder} has no weights (*.safetensors); a download may have been broken off"
+        return
+    needed = config.rollout.servers * SERVER_SHM_BYTES + PUBLISHED_VERSIONS * sum(file.stat().st_size for file in files)
+    free = shutil.disk_usage(SHM_FOLDER).free
+    if free < needed:
+        mib = 1 << 20
+        yield (
+            "weights.transport",
+            f"{SHM_FOLDER} has {free // mib:,} MiB free, and this run needs about {-(-needed // mib):,} MiB of it "
+            f"(three versions of the weights, and what vLLM takes); remove what was left in it, or make it larger: "
+            f"mount -o remount,size=…, or --shm-size of the container",
+        )
 
 
 def _tokens(config: Config, text: Text) -> Iterator[Finding]:

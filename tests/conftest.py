@@ -99,6 +99,7 @@ def model(tmp_path: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "z", "pad_token": "!"}))
+    (folder / "model.safetensors").touch()
     (folder / "config.json").write_text(
         json.dumps({"model_type": "qwen2", "vocab_size": VOCAB_SIZE, "max_position_embeddings": 512})
     )

@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from areal_async import config_check
 from areal_async.config_check import check, problems
 from areal_async.config_file import Sources, load_config, load_with_sources
 from areal_async.errors import ConfigError
@@ -42,6 +44,7 @@ def project(tmp_path, monkeypatch):
     tokenizer.save(str(model / "tokenizer.json"))
     write_json(model / "config.json", {"max_position_embeddings": 64, "vocab_size": 128})
     write_json(model / "tokenizer_config.json", {"eos_token": "</s>"})
+    (model / "model.safetensors").touch()
     write_rows([{"prompt": f"{i}+{i}=", "answer": 2 * i} for i in range(10)])
     Path("mine.yaml").write_text(CONFIG)
     return tmp_path
@@ -117,6 +120,23 @@ def test_a_problem(project, overrides, messages):
     if "%d" in "".join(messages):
         expected = [expected[0] % line for line in range(1, 11)]
     assert found(*overrides) == expected
+
+
+def test_a_model_without_weights(project):
+    (project / "model" / "model.safetensors").unlink()
+    assert found() == [
+        f"mine.yaml:2: model.path: {project}/model has no weights (*.safetensors); a download may have been broken off"
+    ]
+
+
+def test_shared_memory_that_is_too_small(project, monkeypatch):
+    (project / "model" / "model.safetensors").write_bytes(bytes(10 << 20))
+    room = 190 << 20  # 160 MiB for vLLM, and three times 10
+    monkeypatch.setattr(config_check.shutil, "disk_usage", lambda path: SimpleNamespace(free=room))
+    assert found() == []
+    room -= 1 << 20
+    (message,) = found()
+    assert "weights.transport: /dev/shm has 189 MiB free, and this run needs about 190 MiB" in message
 
 
 def test_cores_that_this_machine_has_not(project):
