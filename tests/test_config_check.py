@@ -125,7 +125,7 @@ def test_a_problem(project, overrides, messages):
 def test_a_model_without_weights(project):
     (project / "model" / "model.safetensors").unlink()
     assert found() == [
-        f"mine.yaml:2: model.path: {project}/model has no weights (*.safetensors); a download may have been broken off"
+        f"mine.yaml:3: model.path: {project}/model has no weights (*.safetensors); a download may have been broken off"
     ]
 
 
