@@ -104,6 +104,7 @@ class Trainer:
                 env=env | {"AREAL_ASYNC_SECRET": secret},
                 stderr_path=stderr("trainer"),
                 shm_prefix=shm_prefix,
+                scratch=folder,
             )
         )
         stack.push_async_callback(child.stop, 1.0)

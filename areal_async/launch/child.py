@@ -37,6 +37,7 @@ class ChildSpec:
     name: for messages. argv: program (looked for on PATH) and arguments. env: added to the controller's environment.
     stderr_path: file that stdout and stderr are appended to; its folder must exist. shm_prefix: after the child's end
     `/dev/shm/<shm_prefix>*` is removed (see `guard`). cwd: working folder; None for the controller's.
+    scratch: a folder of files (sockets) that is removed with them if the controller dies before the child.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ChildSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     stderr_path: Path
     shm_prefix: str | None = None
+    scratch: Path | None = None
     cwd: Path | None = None
 
 
@@ -202,7 +204,7 @@ class Child:
 
 def _spawn_guard(spec: ChildSpec, marker: str, control: int, output: int) -> int:
     """Pid of the guard. posix_spawn, since a fork would copy the page tables of a large controller."""
-    arguments = [str(os.getpid()), spec.shm_prefix or "", str(spec.cwd or ""), *spec.argv]
+    arguments = [str(os.getpid()), spec.shm_prefix or "", str(spec.cwd or ""), str(spec.scratch or ""), *spec.argv]
     return os.posix_spawn(
         sys.executable,
         [sys.executable, "-I", "-S", str(GUARD), *arguments],

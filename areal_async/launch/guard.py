@@ -35,7 +35,7 @@ SHM_FOREIGN = ("psm_", "sem.", "torch_", "nccl-")
 
 
 def main(arguments: list[str]) -> int:
-    controller, shm_prefix, cwd, *command = arguments
+    controller, shm_prefix, cwd, scratch, *command = arguments
     os.set_inheritable(CONTROL_FD, False)
     os.closerange(CONTROL_FD + 1, 1 << 20)  # whatever the controller's libraries left open
     process_tree.become_subreaper()
@@ -52,6 +52,8 @@ def main(arguments: list[str]) -> int:
     shared |= _shared_files(process_tree.descendants(os.getpid()))
     exit_code = _end_tree(child, exit_code, grace_s)
     _remove_shared_files(shared, shm_prefix)
+    if scratch and select.select([controller_fd], [], [], 0)[0]:  # the controller is gone, and did not remove it
+        _remove_folder(scratch)
     _tell(f"exited {exit_code}")
     return exit_code if exit_code >= 0 else 128 - exit_code
 
@@ -229,6 +231,14 @@ def _remove_shared_files(names: set[str], prefix: str) -> None:
             if name in names or (prefix and rest != name.lstrip(".") and not rest[:1].isalnum()):
                 with contextlib.suppress(OSError):
                     os.unlink(f"{SHM_FOLDER}/{name}")
+
+
+def _remove_folder(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                os.unlink(f"{folder}/{name}")
+        os.rmdir(folder)
 
 
 def _tell(line: str) -> None:

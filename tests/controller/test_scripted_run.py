@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from areal_async.config import Config
-from areal_async.controller import Controller, RunResult
+from areal_async.controller import Controller, RunResult, parts
 from areal_async.controller.evaluate import evaluate
 from areal_async.errors import ConfigError, RunFailed
 from areal_async.log.reader import read_payload, read_records
@@ -118,6 +118,22 @@ async def test_the_batch_waits_for_a_straggler_and_says_so(make_config: Make) ->
         result = run.result()
     assert "group 0 (floor 0, deadline 2)" in rows[2].waited_for
     check_rows(result, config)
+
+
+async def test_a_standstill_is_told_with_who_waits_for_whom(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(parts, "WATCHDOG_S", 0.5)
+    workflow = Straggler()
+    async with Controller(make_config(), workflow=workflow, recipes=scripted()) as run:
+        async for row in run.steps():
+            if row.step == 1:
+                async with asyncio.timeout(30):
+                    while not any("nothing has moved for" in record.getMessage() for record in caplog.records):  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+                workflow.go.set()
+    told = next(record.getMessage() for record in caplog.records if "nothing has moved" in record.getMessage())
+    assert "waits for group 0 (floor 0, deadline 2) <- sample 0.0 on server 0" in told
 
 
 async def test_answers_live_through_swaps(make_config: Make) -> None:

@@ -54,6 +54,14 @@ class Program:
     def text(self) -> str:
         return self.output.read_text(errors="replace")
 
+    def arguments(self) -> list[str]:
+        """Of all of the family's command lines."""
+        found: list[str] = []
+        for process in self.look():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += process.cmdline()
+        return found
+
     def alive(self) -> list[str]:
         found = []
         for process in self.family:

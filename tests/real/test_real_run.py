@@ -121,11 +121,14 @@ def _is_server(process: psutil.Process) -> bool:
 def test_kill_9_of_the_controller_leaves_no_child(start: Start, tmp_path: Path) -> None:
     program = start("run", "train.steps=1000")
     program.wait_for(lambda: lines(metrics(tmp_path)) >= 2)
+    (runtime,) = {Path(argument[6:]).parent for argument in program.arguments() if argument.startswith("ipc://")}
+    assert (runtime / "wire.sock").is_socket()
     assert len(program.look()) >= 6  # guards, server, engine core, torchrun, rank, reward worker
     program.process.send_signal(signal.SIGKILL)
     program.process.wait()
     print(f"gone after {program.gone_after_s(GONE_S):.1f} s")
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("areal-")]
+    assert not runtime.exists()
 
 
 def test_ctrl_c_once_finishes_the_step_and_saves(start: Start, tmp_path: Path) -> None:
