@@ -1,11 +1,14 @@
-"""What holds for every test (it leaves no process, no open file and nothing in /dev/shm), and what several use."""
+"""What holds for every test (it leaves no task, process, open file or file in /dev/shm), and what several use."""
 
+import asyncio
 import contextlib
+import functools
 import gc
+import inspect
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "[asyncio" in item.name:
             item.add_marker(pytest.mark.slow)
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.obj = leaving_no_task(item.obj)
+
+
+def leaving_no_task(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """The test, and after it no task of its own is left; those of fixtures may be there (aiohttp's, a connection)."""
+
+    @functools.wraps(test)
+    async def checked(*args: object, **kwargs: object) -> None:
+        before = asyncio.all_tasks()
+        await test(*args, **kwargs)
+        deadline = time.monotonic() + SETTLE_S
+        while left := [task for task in asyncio.all_tasks() - before if "RequestHandler.start" not in repr(task)]:
+            assert time.monotonic() < deadline, f"the test has left behind: {left}"
+            await asyncio.sleep(0.01)
+
+    return checked
 
 
 @pytest.fixture(scope="session")

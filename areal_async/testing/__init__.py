@@ -1,0 +1,5 @@
+"""Scripted peers for tests and benchmarks: real processes on the real wire, without vLLM or DeepSpeed. Public.
+
+`recipes.scripted()` for whole runs, `vllm_server.ScriptedServer` for a server with faults on order, `trainer` for ranks
+that keep books of what they trained.
+"""
