@@ -94,8 +94,9 @@ def _data_flow(config: Config) -> Iterator[Finding]:
         if train.ranks > samples:
             what = f"{train.ranks} ranks, but a minibatch has only {samples} samples"
             yield "train.ranks", f"{what} (groups × rollout.group_size / train.minibatches); try {samples}"
-    if rollout.group_size == 1 and train.advantage == "grpo":
-        yield "rollout.group_size", "1: under grpo a sample alone has no advantage and nothing is learned; try 8"
+    if rollout.group_size == 1 and train.advantage in ("grpo", "dr_grpo", "rloo"):
+        what = f"1: under {train.advantage} a sample alone has no advantage and nothing is learned"
+        yield "rollout.group_size", f"{what}; try 8"
     if rollout.min_group is not None and rollout.min_group > rollout.group_size:
         what = f"{rollout.min_group} is more than rollout.group_size ({rollout.group_size})"
         yield "rollout.min_group", f"{what}; try {rollout.group_size}"

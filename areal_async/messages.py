@@ -62,7 +62,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ru
     max_failures: int = 0
     nan_budget: int = 0
     drop_equal: bool = False
-    advantage: Literal["grpo"] = "grpo"
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "areal_paper"] = "grpo"
     advantage_eps: float = 1e-6
     wave: int = 1
 

@@ -5,32 +5,16 @@ the order), so a batch can be made again bit for bit; every rank has the same nu
 a minibatch doesn't depend on how it is split.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from areal_async.core import packing
+from areal_async.core.advantages import advantages
 from areal_async.core.ledger import Group
 from areal_async.messages import Minibatch, Rules, Train, TrainSample
 
 _MASK: Final = (1 << 64) - 1
 Item = TypeVar("Item")
-
-
-def grpo(rewards: Sequence[float | None], eps: float) -> list[float | None]:
-    """Advantages of one group: (reward - mean) / (std + eps), std with n - 1 (GRPO, arXiv 2402.03300).
-
-    A member without a reward (None) is left out and gets None. Exactly 0 for a single reward and for equal rewards.
-    """
-    known = [reward for reward in rewards if reward is not None]
-    if not known:
-        return [None] * len(rewards)
-    if min(known) == max(known):
-        return [None if reward is None else 0.0 for reward in rewards]
-    mean = math.fsum(known) / len(known)
-    widest = max(max(known) - mean, mean - min(known))  # divided by it, no square can vanish or overflow
-    std = widest * math.sqrt(math.fsum(((reward - mean) / widest) ** 2 for reward in known) / (len(known) - 1))
-    return [None if reward is None else (reward - mean) / (std + eps) for reward in rewards]
 
 
 def form(groups: Sequence[Group], *, step: int, branch: int, rules: Rules) -> Train:
@@ -43,10 +27,15 @@ def form(groups: Sequence[Group], *, step: int, branch: int, rules: Rules) -> Tr
     tokens: list[int] = []  # prompt + response, of each sample
     losses: list[int] = []  # response tokens with loss mask 1, of each sample
     members: list[list[int]] = []  # indices into `samples`, of each group
-    for group in groups:
+    of_groups = advantages(
+        rules.advantage,
+        [[sample.reward for sample in group.samples] for group in groups],
+        [[sample.done.loss_tokens if sample.done else 0 for sample in group.samples] for group in groups],
+        rules.advantage_eps,
+    )
+    for group, of_members in zip(groups, of_groups, strict=True):
         first = len(samples)
-        advantages = grpo([sample.reward for sample in group.samples], rules.advantage_eps)
-        for sample, advantage in zip(group.samples, advantages, strict=True):
+        for sample, advantage in zip(group.samples, of_members, strict=True):
             if advantage is None or sample.done is None:
                 continue
             samples.append(TrainSample(sample.id, sample.attempt, advantage))

@@ -1,17 +1,20 @@
 """What a training step is made of: advantages, order, split and divisors."""
 
 import math
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_async.core.batches import form, grpo
+from areal_async.core.advantages import Advantage, advantages, grpo
+from areal_async.core.batches import form
 from areal_async.core.ledger import Group
 from areal_async.messages import Minibatch, Rules, SampleDone
 
 from .world import make_rules
 
+KINDS: tuple[Advantage, ...] = get_args(Advantage)
 REWARDS = st.lists(st.one_of(st.none(), st.floats(-1e100, 1e100), st.sampled_from([0.0, 1.0])), max_size=9)
 
 
@@ -48,17 +51,42 @@ def batch_rules(**changes: object) -> Rules:
     ],
 )
 def test_p12_advantages(rewards: list[float | None], signs: list[int | None]) -> None:
-    advantages = grpo(rewards, 1e-6)
-    assert [a if a is None else (a > 0) - (a < 0) for a in advantages] == signs
+    for kind in KINDS:
+        (found,) = advantages(kind, [rewards], [[3] * len(rewards)], 1e-6)
+        assert [a if a is None else (a > 0) - (a < 0) for a in found] == signs, kind
 
 
 @given(REWARDS, st.sampled_from([0.0, 1e-6, 1.0]))
 def test_advantages_are_finite_and_sum_to_zero(rewards: list[float | None], eps: float) -> None:
-    advantages = grpo(rewards, eps)
-    assert [a is None for a in advantages] == [r is None for r in rewards]
-    known = [a for a in advantages if a is not None]
+    found = grpo(rewards, eps)
+    assert [a is None for a in found] == [r is None for r in rewards]
+    known = [a for a in found if a is not None]
     assert all(math.isfinite(a) for a in known)
     assert math.fsum(known) == pytest.approx(0.0, abs=1e-6)
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.one_of(st.none(), st.floats(-1e100, 1e100)), st.integers(0, 9)), max_size=5), max_size=4
+    ),
+    st.sampled_from(KINDS),
+)
+def test_every_kind_is_finite_and_leaves_out_what_has_no_reward(
+    batch: list[list[tuple[float | None, int]]], kind: Advantage
+) -> None:
+    rewards = [[reward for reward, _ in group] for group in batch]
+    found = advantages(kind, rewards, [[length for _, length in group] for group in batch], 1e-6)
+    assert [[a is None for a in group] for group in found] == [[r is None for r in group] for group in rewards]
+    assert all(math.isfinite(a) for group in found for a in group if a is not None)
+
+
+def test_a_batch_is_formed_with_the_chosen_advantage() -> None:
+    """Over the batch's tokens: 4 and 6 trained tokens with reward 1, 2 with reward 0."""
+    groups = [make_group(0, [5, 7], [1.0, 1.0]), make_group(1, [3], [0.0])]
+    train = form(groups, step=0, branch=0, rules=batch_rules(advantage="reinforce_pp", advantage_eps=0.0))
+    mean, std = 10 / 12, math.sqrt(10 / 12 * 2 / 12)
+    expected = [(1 - mean) / std] * 2 + [-mean / std]
+    assert [sample.advantage for sample in train.samples] == pytest.approx(expected)
 
 
 def test_without_minibatches_nothing_is_shuffled() -> None:

@@ -2,21 +2,26 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from areal_async.core.batches import grpo
+from areal_async.core.advantages import Advantage, advantages
 from areal_async.core.packing import algorithm_1, lower_bound, pack
+
+KINDS: tuple[Advantage, ...] = get_args(Advantage)
 
 
 def test_oracle_advantages(oracles: Path) -> None:
     cases = json.loads((oracles / "advantages.json").read_text())["cases"]
     assert cases
     for case in cases:
-        for rewards, expected in zip(case["rewards"], case["grpo"], strict=True):
-            assert grpo(rewards, case["eps"]) == [
-                value if value is None else pytest.approx(value, rel=1e-9, abs=1e-9) for value in expected
-            ]
+        for kind in KINDS:
+            found = advantages(kind, case["rewards"], case["lengths"], case["eps"])
+            for ours, expected in zip(found, case[kind], strict=True):
+                assert ours == [
+                    value if value is None else pytest.approx(value, rel=1e-9, abs=1e-9) for value in expected
+                ], kind
 
 
 def test_oracle_packing(oracles: Path) -> None:
