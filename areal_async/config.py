@@ -148,8 +148,8 @@ class TrainConfig(Section, frozen=True, kw_only=True):
         Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "areal_paper"],
         Meta(
             description="grpo: (reward − group mean) / (std + ε). dr_grpo: reward − group mean. rloo: reward − mean of "
-            "the other members. reinforce_pp: (reward − mean) / (std + ε) over the batch's tokens. areal_paper: the same "
-            "with rewards of ±5 in place of 1 and 0."
+            "the other members. reinforce_pp: (reward − mean) / (std + ε) over the batch's tokens. areal_paper: the "
+            "same with rewards of ±5 in place of 1 and 0."
         ),
     ] = "grpo"
     advantage_eps: Annotated[float, Meta(ge=0, description="ε of the advantage's division.")] = 1e-6
