@@ -114,7 +114,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Running]:
         model.save_pretrained(f"{folder}/model")
         start = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
         argv, env = vllm_command(
-            uds=f"{folder}/s", model=f"{folder}/model", dtype="float32", cores="0", kv_space_gib=1,
+            uds=f"{folder}/s", model=f"{folder}/model", dtype="float32", cores="0", kv_space_gib=1, enforce_eager=True,
             max_model_len=CONTEXT, stream_interval=8, max_num_seqs=64, seed=0,
             extra=["--max-num-batched-tokens", "128"],  # so few that a recompute is always cut into parts
         )  # fmt: skip

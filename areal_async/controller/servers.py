@@ -57,6 +57,7 @@ async def start_server(
         dtype=config.model.dtype,
         cores=cores,
         kv_space_gib=server.kv_cache_gib,
+        enforce_eager=server.enforce_eager,
         max_model_len=identity.context_tokens,
         stream_interval=server.stream_interval,
         max_num_seqs=server.max_num_seqs,

