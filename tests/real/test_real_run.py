@@ -163,7 +163,9 @@ def test_ctrl_c_twice_while_everything_starts(start: Start, tmp_path: Path) -> N
     program.process.send_signal(signal.SIGINT)
     program.wait_for(lambda: "once more to leave now" in program.text() or program.process.poll() is not None, 10)
     program.process.send_signal(signal.SIGINT)
-    assert program.process.wait(timeout=20) in (0, 130), program.text()
+    # nothing is trained yet, so the first one may have ended the run: then the second meets a program that is leaving,
+    # and Python lets it die of the signal, which is 130 in a shell too
+    assert program.process.wait(timeout=20) in (0, 130, -signal.SIGINT), program.text()
     program.gone_after_s(GONE_S)
 
 
