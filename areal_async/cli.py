@@ -126,8 +126,8 @@ def check(arguments: argparse.Namespace) -> int:
     rollout, train = config.rollout, config.train
     print(
         f"{arguments.config}: good. {train.steps} steps of {train.batch_groups} prompts × {rollout.group_size} "
-        f"samples, η = {rollout.max_staleness}; servers: {rollout.servers}, trainer ranks: {train.ranks}, reward: "
-        f"{config.reward.function} in {config.reward.workers} worker(s)"
+        f"samples, η = {rollout.max_staleness}; servers: {config.own_servers + len(rollout.urls)}, trainer ranks: "
+        f"{train.ranks}, reward: {config.reward.function} in {config.reward.workers} worker(s)"
     )
     return 0
 

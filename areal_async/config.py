@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from areal_async.messages import Rules
+from areal_async.messages import Advantage, Aggregation, Loss, Rules, Transport, Truncated, WhenOlder
 
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0)]
@@ -35,8 +35,21 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 
 
 class DataConfig(Section, frozen=True, kw_only=True):
-    train: Annotated[str, Meta(description="JSONL file of training problems, a line each.")]
-    eval: Annotated[str | None, Meta(description="JSONL file of held-out problems, for `areal-async eval`.")] = None
+    train: Annotated[
+        tuple[str, ...],
+        Meta(min_length=1, description="Training problems: JSONL or Parquet files."),
+    ]
+    weights: Annotated[
+        tuple[Annotated[float, Meta(gt=0)], ...],
+        Meta(
+            description="Shares of the files in `train` among the prompts that are drawn, in the same order; empty: "
+            "every file once an epoch. A file that is drawn more often begins again, in a new order."
+        ),
+    ] = ()
+    eval: Annotated[
+        str | None,
+        Meta(description="Held-out problems, JSONL or Parquet: for `areal-async eval` and `eval.every_steps`."),
+    ] = None
     prompt_key: Annotated[str, Meta(description="Column with the prompt: a string, or a list of messages.")] = "prompt"
     answer_key: Annotated[str, Meta(description="Column with the right answer, given to the reward.")] = "answer"
     chat_template: Annotated[
@@ -46,6 +59,16 @@ class DataConfig(Section, frozen=True, kw_only=True):
             "plain: a string is the prompt as it stands."
         ),
     ] = "auto"
+    max_prompt_tokens: Annotated[
+        Count | None, Meta(description="Longest prompt in tokens; none: what the context leaves beside one token.")
+    ] = None
+    long_prompts: Annotated[
+        Literal["error", "skip", "cut"],
+        Meta(
+            description="Training prompts that are longer. error: `check` and the start of a run name them; skip: they "
+            "are left out, and counted; cut: their last `max_prompt_tokens` tokens are asked."
+        ),
+    ] = "error"
     epochs: Annotated[
         Count | None, Meta(description="How often the data may be gone through; none: as often as the steps need.")
     ] = None
@@ -53,7 +76,17 @@ class DataConfig(Section, frozen=True, kw_only=True):
 
 
 class RolloutConfig(Section, frozen=True, kw_only=True):
-    servers: Annotated[Count, Meta(description="vLLM servers that the run starts on this host.")] = 1
+    servers: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="vLLM servers that the run starts on this host; none: 1, or 0 with `urls`."),
+    ] = None
+    urls: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^(https?://[^/\s]+|unix:/\S+)$")], ...],
+        Meta(
+            description="vLLM servers that run already: `http://HOST:PORT` or `unix:PATH`. Started as docs/servers.md "
+            "says; whoever reaches such a port can do anything with the server, so guard the network."
+        ),
+    ] = ()
     group_size: Annotated[Count, Meta(description="Samples of one prompt; their rewards are compared.")] = 8
     max_new_tokens: Annotated[Count, Meta(description="Longest answer, in tokens; what is longer is cut.")] = 1024
     temperature: Annotated[
@@ -67,11 +100,16 @@ class RolloutConfig(Section, frozen=True, kw_only=True):
     ] = 4
     max_concurrent: Annotated[Count, Meta(description="Samples in flight at a time, over all servers.")] = 256
     when_older: Annotated[
-        Literal["wait"],
+        WhenOlder,
         Meta(
-            description="What to do so that no token gets older than η. wait: a batch waits for the groups that would."
+            description="What to do about tokens that would get older than η. wait: a batch waits for the groups that "
+            "would, so none does; mask: they get no gradient, their sample stays; train: they are trained, and counted "
+            "(the paper's rule); drop: their group is stopped and counted."
         ),
     ] = "wait"
+    requeue: Annotated[
+        bool, Meta(description="With `when_older: drop`: the prompt of a dropped group starts again.")
+    ] = False
     workflow: Annotated[
         str,
         Meta(
@@ -91,6 +129,18 @@ class RolloutConfig(Section, frozen=True, kw_only=True):
     drop_equal: Annotated[
         bool, Meta(description="Filter groups whose rewards are all equal: they teach nothing under `grpo`.")
     ] = False
+    success_min: Annotated[
+        float, Meta(ge=0, le=1, description="Filter groups in which a smaller share of the members succeeded.")
+    ] = 0.0
+    success_max: Annotated[
+        float, Meta(ge=0, le=1, description="Filter groups in which a larger share of the members succeeded.")
+    ] = 1.0
+    success_above: Annotated[
+        float, Meta(description="A member with a reward above this succeeded, for `success_min` and `success_max`.")
+    ] = 0.0
+    max_filtered: Annotated[
+        Count, Meta(description="Groups that may be filtered in a row; one more stops the run: nothing can be learned.")
+    ] = 1000
     sample_timeout_s: Annotated[Seconds, Meta(description="Deadline of one attempt of a sample.")] = 1800.0
 
 
@@ -102,6 +152,17 @@ class ServerConfig(Section, frozen=True, kw_only=True):
             "servers separated by `|`. None: vLLM chooses."
         ),
     ] = None
+    gpus: Annotated[
+        str | None,
+        Meta(
+            description="GPUs of each vLLM server, such as `0` or `0-1`, several servers separated by `|`. None: the "
+            "first ones, `tensor_parallel` for each server."
+        ),
+    ] = None
+    tensor_parallel: Annotated[Count, Meta(description="GPUs that share the layers of one server.")] = 1
+    gpu_memory: Annotated[
+        float, Meta(gt=0, le=1, description="Share of a GPU's memory that a server takes, weights and KV cache.")
+    ] = 0.9
     kv_cache_gib: Annotated[Count, Meta(description="Memory for the KV cache of a CPU server, GiB.")] = 2
     max_model_len: Annotated[
         Annotated[int, Meta(ge=16)] | None, Meta(description="Context in tokens. None: the model's own.")
@@ -109,6 +170,14 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     max_num_seqs: Annotated[Count, Meta(description="Answers that a server writes at the same time.")] = 256
     stream_interval: Annotated[Count, Meta(description="Tokens per streamed chunk.")] = 16
     enforce_eager: Annotated[bool, Meta(description="Start without compiling the model: starts sooner.")] = True
+    max_restarts: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="How often a server that was lost is started again, with a growing pause, before it is left "
+            "alone; forgotten when it has served for ten minutes. The run ends when no server is left.",
+        ),
+    ] = 5
     start_timeout_s: Annotated[Seconds, Meta(description="Deadline of a server's start.")] = 600.0
     extra_args: Annotated[tuple[str, ...], Meta(description="Further arguments of the vLLM command.")] = ()
 
@@ -125,6 +194,19 @@ class RewardConfig(Section, frozen=True, kw_only=True):
     timeout_s: Annotated[Seconds, Meta(description="Deadline of a check; then it is killed, with all it started.")] = (
         10.0
     )
+    truncated_penalty: Annotated[
+        float,
+        Meta(ge=0, description="With `train.truncated: penalize`: taken from the reward of an answer that was cut."),
+    ] = 1.0
+    overlong_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Over the last so many tokens before `rollout.max_new_tokens` the reward falls linearly by up "
+            "to `overlong_penalty` (DAPO's soft overlong punishment); 0: not at all.",
+        ),
+    ] = 0
+    overlong_penalty: Annotated[float, Meta(ge=0, description="See `overlong_tokens`.")] = 1.0
 
 
 class TrainConfig(Section, frozen=True, kw_only=True):
@@ -135,8 +217,26 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     cores: Annotated[
         str | None, Meta(description="CPU cores of the trainer ranks, such as `1`, several ranks separated by `|`.")
     ] = None
+    gpus: Annotated[
+        str | None,
+        Meta(description="GPUs of the trainer ranks on this host, such as `6-7`. None: the last ones."),
+    ] = None
+    listen: Annotated[
+        Annotated[str, Meta(pattern=r"^tcp://\S+:\d+$")] | None,
+        Meta(
+            description="Where trainer ranks on other hosts reach the controller, such as `tcp://10.0.0.1:5700`. They "
+            "are then started by hand, by torchrun and `areal-async worker trainer` (docs/nodes.md), `ranks` in all."
+        ),
+    ] = None
     lr: Annotated[float, Meta(gt=0, description="Learning rate after the warm-up.")] = 1e-6
     warmup_steps: Annotated[int, Meta(ge=0, description="Optimiser steps over which the rate grows from 0.")] = 0
+    lr_schedule: Annotated[
+        Literal["constant", "linear", "cosine"],
+        Meta(description="How the rate goes on after the warm-up, until the last optimiser step of the run."),
+    ] = "constant"
+    min_lr_share: Annotated[
+        float, Meta(ge=0, le=1, description="Where `linear` and `cosine` end, as a share of `lr`.")
+    ] = 0.0
     weight_decay: Annotated[float, Meta(ge=0, description="AdamW's decoupled weight decay.")] = 0.01
     betas: Annotated[tuple[float, float], Meta(description="AdamW's β1 and β2.")] = (0.9, 0.95)
     adam_eps: Annotated[float, Meta(gt=0, description="AdamW's ε.")] = 1e-8
@@ -145,7 +245,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
         Count, Meta(description="Prompt and answer tokens that go through the model at once, per rank.")
     ] = 16384
     advantage: Annotated[
-        Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "areal_paper"],
+        Advantage,
         Meta(
             description="grpo: (reward − group mean) / (std + ε). dr_grpo: reward − group mean. rloo: reward − mean of "
             "the other members. reinforce_pp: (reward − mean) / (std + ε) over the batch's tokens. areal_paper: the "
@@ -153,12 +253,71 @@ class TrainConfig(Section, frozen=True, kw_only=True):
         ),
     ] = "grpo"
     advantage_eps: Annotated[float, Meta(ge=0, description="ε of the advantage's division.")] = 1e-6
-    loss: Annotated[Literal["decoupled_ppo"], Meta(description="Eq. 5 of the AReaL paper.")] = "decoupled_ppo"
+    loss: Annotated[
+        Loss,
+        Meta(
+            description="decoupled_ppo: Eq. 5 of the AReaL paper. ppo: the ratio is taken to the policy that sampled. "
+            "gspo: ratios of whole sequences (arXiv 2507.18071), decoupled in the same way."
+        ),
+    ] = "decoupled_ppo"
     aggregation: Annotated[
-        Literal["token_mean"], Meta(description="token_mean: every loss-mask token of a minibatch weighs the same.")
+        Aggregation,
+        Meta(
+            description="token_mean: every loss-mask token of a minibatch weighs the same. sequence_mean: every answer "
+            "does. constant: the sum of token losses over answers × `rollout.max_new_tokens` (Dr. GRPO)."
+        ),
     ] = "token_mean"
     clip_eps: Annotated[float, Meta(gt=0, lt=1, description="ε of the clipped objective.")] = 0.2
-    zero_stage: Annotated[Literal[0, 1], Meta(description="DeepSpeed ZeRO: 0 nothing sharded, 1 optimiser states.")] = 0
+    clip_eps_high: Annotated[
+        Annotated[float, Meta(gt=0)] | None, Meta(description="ε above 1 (DAPO's clip-higher); none: `clip_eps`.")
+    ] = None
+    dual_clip: Annotated[
+        Annotated[float, Meta(gt=1)] | None,
+        Meta(description="c of dual-clip PPO (arXiv 1912.09729): with A < 0 the objective isn't less than c·A."),
+    ] = None
+    weight_cap: Annotated[
+        Annotated[float, Meta(gt=0)] | None, Meta(description="Cap on the behaviour weight π_prox/π_behav.")
+    ] = None
+    over_cap: Annotated[
+        Literal["mask", "clamp"],
+        Meta(
+            description="Tokens over `weight_cap`: no gradient (they stay in the divisor), or the cap as their weight."
+        ),
+    ] = "mask"
+    truncated: Annotated[
+        Truncated,
+        Meta(
+            description="Answers cut at the token limit. train: like any other; mask: their reward counts in the "
+            "their tokens aren't trained; penalize: `reward.truncated_penalty` is taken from their reward."
+        ),
+    ] = "train"
+    kl_coef: Annotated[float, Meta(ge=0, description="β of the distance to a reference model; 0: none is loaded.")] = (
+        0.0
+    )
+    kl_estimator: Annotated[
+        Literal["k1", "k2", "k3"],
+        Meta(description="Estimate of a token's distance, d = log π − log π_ref: d, d²/2, e⁻ᵈ − 1 + d."),
+    ] = "k3"
+    kl_in: Annotated[
+        Literal["loss", "reward"],
+        Meta(
+            description="loss: β × the estimate is added to each token's loss. reward: each token's advantage is "
+            "lowered by β × the estimates from it to the end of its answer, under the policy at the step's start."
+        ),
+    ] = "loss"
+    reference_path: Annotated[
+        str | None,
+        Meta(description="Folder of the reference model; none: `model.path`, the model that the run starts from."),
+    ] = None
+    zero_stage: Annotated[
+        Literal[0, 1, 2, 3],
+        Meta(
+            description="DeepSpeed ZeRO, sharded over the ranks: 1 optimiser states, 2 gradients too, 3 parameters too."
+        ),
+    ] = 0
+    gradient_checkpointing: Annotated[
+        bool, Meta(description="Compute activations again in the backward pass: less memory, about a third more work.")
+    ] = False
     dtype: Annotated[
         Literal["bfloat16", "float32"] | None, Meta(description="Precision of the trainer; none: `model.dtype`.")
     ] = None
@@ -170,16 +329,47 @@ class TrainConfig(Section, frozen=True, kw_only=True):
 
 
 class WeightsConfig(Section, frozen=True, kw_only=True):
-    transport: Annotated[Literal["shm"], Meta(description="shm: through shared memory, on one host.")] = "shm"
+    transport: Annotated[
+        Transport,
+        Meta(
+            description="shm: through shared memory, on one host. disk: through `folder`, which all hosts see. nccl: "
+            "from GPU to GPU; all servers swap at once."
+        ),
+    ] = "shm"
+    folder: Annotated[
+        str | None, Meta(description="For `disk`: where weights are written; removed when the run ends.")
+    ] = None
+    nccl_address: Annotated[
+        Annotated[str, Meta(pattern=r"^\S+:\d+$")] | None,
+        Meta(description="For `nccl`: HOST:PORT of the meeting point, on the host of trainer rank 0."),
+    ] = None
     wave: Annotated[Count, Meta(description="Servers that swap weights at the same time.")] = 1
     swap_timeout_s: Annotated[Seconds, Meta(description="Deadline of each call of a swap.")] = 300.0
 
 
 class EvalConfig(Section, frozen=True, kw_only=True):
+    every_steps: Annotated[
+        Count | None,
+        Meta(
+            description="Evaluate on `data.eval` during the run, every so many steps and after the last; none: never."
+        ),
+    ] = None
+    max_concurrent: Annotated[Count, Meta(description="Answers of an evaluation that a server writes at a time.")] = 64
     temperature: Annotated[float, Meta(ge=0, le=10, description="Sampling temperature; 0 is greedy.")] = 1.0
     samples: Annotated[Count, Meta(description="Answers per problem; the score is their mean.")] = 1
     limit: Annotated[Count | None, Meta(description="Only the first so many problems.")] = None
     max_new_tokens: Annotated[Count | None, Meta(description="Longest answer; none: as in `rollout`.")] = None
+
+
+class MetricsConfig(Section, frozen=True, kw_only=True):
+    port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        Meta(description="Serve Prometheus text at `/metrics` of this port; 0: any free one."),
+    ] = None
+    host: Annotated[str, Meta(description="Address that `port` is opened on.")] = "127.0.0.1"
+    tensorboard: Annotated[
+        bool, Meta(description="Write TensorBoard events to `tensorboard/` of the run folder (extra `tensorboard`).")
+    ] = False
 
 
 class LogConfig(Section, frozen=True, kw_only=True):
@@ -208,6 +398,7 @@ class Config(Section, frozen=True, kw_only=True):
     weights: WeightsConfig = WeightsConfig()
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
+    metrics: MetricsConfig = MetricsConfig()
     import_path: Annotated[
         str,
         Meta(
@@ -227,6 +418,12 @@ class Config(Section, frozen=True, kw_only=True):
     ] = None
 
     @property
+    def own_servers(self) -> int:
+        """Servers that the run starts itself."""
+        servers = self.rollout.servers
+        return servers if servers is not None else 0 if self.rollout.urls else 1
+
+    @property
     def rules(self) -> Rules:
         """What the core needs to know."""
         rollout, train = self.rollout, self.train
@@ -240,13 +437,26 @@ class Config(Section, frozen=True, kw_only=True):
             minibatches=train.minibatches,
             ranks=train.ranks,
             max_tokens_per_microbatch=train.max_tokens_per_microbatch,
+            max_new_tokens=rollout.max_new_tokens,
             when_older=rollout.when_older,
+            requeue=rollout.requeue,
             retries=rollout.retries,
             min_group=rollout.group_size if rollout.min_group is None else rollout.min_group,
             max_failures=rollout.max_failures,
             nan_budget=train.nan_budget,
             drop_equal=rollout.drop_equal,
+            success_min=rollout.success_min,
+            success_max=rollout.success_max,
+            success_above=rollout.success_above,
+            max_filtered=rollout.max_filtered,
             advantage=train.advantage,
             advantage_eps=train.advantage_eps,
+            aggregation=train.aggregation,
+            truncated=train.truncated,
+            truncated_penalty=self.reward.truncated_penalty,
+            overlong_tokens=self.reward.overlong_tokens,
+            overlong_penalty=self.reward.overlong_penalty,
             wave=self.weights.wave,
+            max_restarts=self.server.max_restarts,
+            eval_every=self.eval.every_steps or 0,
         )

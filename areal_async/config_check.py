@@ -64,7 +64,7 @@ def problems(config: Config, sources: Sources) -> list[str]:
     ]
     text, wrong = _text(config)
     lines = [f"{sources.where(key)}: {key}: {what}" for key, what in (*findings, *wrong)]
-    for key, path in (("data.train", config.data.train), ("data.eval", config.data.eval)):
+    for key, path in (*(("data.train", path) for path in config.data.train), ("data.eval", config.data.eval)):
         if path is not None:
             lines += _data(config, sources, key, path, text)
     if text is not None:
@@ -103,9 +103,9 @@ def _data_flow(config: Config) -> Iterator[Finding]:
     if rollout.max_concurrent < rollout.group_size:
         what = f"{rollout.max_concurrent} is less than one group (rollout.group_size is {rollout.group_size})"
         yield "rollout.max_concurrent", f"{what}; try {rollout.group_size * train.batch_groups}"
-    if config.weights.wave > rollout.servers:
-        what = f"{config.weights.wave} is more than rollout.servers ({rollout.servers})"
-        yield "weights.wave", f"{what}; try {rollout.servers}"
+    servers = config.own_servers + len(rollout.urls)
+    if config.weights.wave > servers:
+        yield "weights.wave", f"{config.weights.wave} is more than there are servers ({servers}); try {servers}"
 
 
 def _near_divisors(whole: int, wanted: int) -> str:
@@ -151,7 +151,7 @@ def _import_path(key: str, value: str, builtin: str, kind: str) -> Iterator[Find
 
 
 def _machine(config: Config) -> Iterator[Finding]:
-    yield from _cores("server.cores", config.server.cores, config.rollout.servers, "rollout.servers")
+    yield from _cores("server.cores", config.server.cores, config.own_servers, "rollout.servers")
     yield from _cores("train.cores", config.train.cores, config.train.ranks, "train.ranks")
 
 
@@ -233,7 +233,7 @@ def _weights(config: Config) -> Iterator[Finding]:
     if not files:
         yield "model.path", f"{folder} has no weights (*.safetensors); a download may have been broken off"
         return
-    needed = config.rollout.servers * SERVER_SHM_BYTES + PUBLISHED_VERSIONS * sum(file.stat().st_size for file in files)
+    needed = config.own_servers * SERVER_SHM_BYTES + PUBLISHED_VERSIONS * sum(file.stat().st_size for file in files)
     free = shutil.disk_usage(SHM_FOLDER).free
     if free < needed:
         mib = 1 << 20

@@ -29,8 +29,8 @@ from areal_async.config_yaml import (
 from areal_async.errors import ConfigError
 
 # Options that name files or folders, and what relative ones count from.
-_FROM_FILE: Final = ("model.path", "data.train", "data.eval", "import_path")
-_FROM_WORKING_DIRECTORY: Final = ("runs_dir", "runtime_dir")
+_FROM_FILE: Final = ("model.path", "data.train", "data.eval", "train.reference_path", "import_path")
+_FROM_WORKING_DIRECTORY: Final = ("runs_dir", "runtime_dir", "weights.folder")
 
 
 class Sources:
@@ -75,9 +75,7 @@ def load_with_sources(path: str | Path, overrides: Sequence[str] = ()) -> tuple[
     if problems:
         _raise(problems)
     _resolve(values, check.places, Path(source).absolute().parent)
-    config = msgspec.convert(values, Config)
-    here = {key: _absolute(getattr(config, key), Path.cwd()) for key in _FROM_WORKING_DIRECTORY}
-    return msgspec.structs.replace(config, **here), Sources(source, check.places)
+    return msgspec.convert(values, Config), Sources(source, check.places)
 
 
 def dump_config(config: Config) -> str:
@@ -151,6 +149,12 @@ def _resolve(values: dict[str, Plain], places: Mapping[str, Place], folder: Path
             section, leaf = _holder(values, key)
             base = Path.cwd() if places[key].source == COMMAND_LINE else folder
             section[leaf] = _absolute(section[leaf], base)
+    for key in _FROM_WORKING_DIRECTORY:
+        if key in places:
+            section, leaf = _holder(values, key)
+            section[leaf] = _absolute(section[leaf], Path.cwd())
+    if "runs_dir" not in places:
+        values["runs_dir"] = _absolute("runs", Path.cwd())
     if "import_path" not in places:
         values["import_path"] = _absolute(".", folder)
 
@@ -162,10 +166,12 @@ def _holder(values: dict[str, Plain], key: str) -> tuple[dict[str, Plain], str]:
     return inner, leaf
 
 
-def _absolute(path: Plain, base: Path) -> str | None:
-    """The path from the root, links kept (a user's names should stay recognisable)."""
+def _absolute(path: Plain, base: Path) -> Plain:
+    """The path (or each of a list) from the root, links kept (a user's names should stay recognisable)."""
     if path is None:
         return None
+    if isinstance(path, list | tuple):
+        return [_absolute(item, base) for item in path]
     return os.path.normpath(base / Path(str(path)).expanduser())
 
 

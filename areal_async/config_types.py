@@ -101,6 +101,8 @@ class TypeCheck:
         return value
 
     def _list(self, kind: inspect.VarTupleType | inspect.TupleType, entry: Entry, key: str) -> Plain:
+        if isinstance(entry.value, Scalar) and _takes_one_text(kind) and entry.value.text:
+            entry = Entry(entry.place, [entry])  # `train: problems.jsonl` is a list of one
         if not isinstance(entry.value, list):
             hint = f"; write [{entry.value.text}]" if isinstance(entry.value, Scalar) and entry.value.text else ""
             self._wrong(kind, entry, key, hint)
@@ -140,6 +142,10 @@ class TypeCheck:
             section, _, leaf = name.rpartition(".")
             return f"write it as `{leaf}:` indented under `{section}:`"
         return f"did you mean {nearest}?"
+
+
+def _takes_one_text(kind: inspect.VarTupleType | inspect.TupleType) -> bool:
+    return isinstance(kind, inspect.VarTupleType) and isinstance(unwrap(kind.item_type)[0], inspect.StrType)
 
 
 def _close(name: str, candidates: dict[str, str], cutoff: float) -> str | None:

@@ -6,12 +6,15 @@ What always holds: pure functions of the configuration; nothing heavy is loaded 
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from areal_async.config import Config
 from areal_async.errors import ConfigError
 from areal_async.messages import RewardSpec, TrainerSpec
 from areal_async.rollout.text import Text
 from areal_async.rollout.types import ModelIdentity, Sampling
+
+SHM_FOLDER: Final = "/dev/shm"  # where weights are published on one host
 
 
 def trainer_spec(config: Config, shm_prefix: str) -> TrainerSpec:
@@ -29,7 +32,23 @@ def trainer_spec(config: Config, shm_prefix: str) -> TrainerSpec:
         betas=train.betas,
         adam_eps=train.adam_eps,
         max_grad_norm=train.max_grad_norm,
-        clip_eps=train.clip_eps,
+        loss=train.loss,
+        clip_low=train.clip_eps,
+        clip_high=train.clip_eps if train.clip_eps_high is None else train.clip_eps_high,
+        dual_clip=train.dual_clip,
+        weight_cap=train.weight_cap,
+        over_cap=train.over_cap,
+        aggregation=train.aggregation,
+        kl_coef=train.kl_coef,
+        kl_estimator=train.kl_estimator,
+        kl_in=train.kl_in,
+        reference_path=train.reference_path or config.model.path,
+        lr_schedule=train.lr_schedule,
+        min_lr_share=train.min_lr_share,
+        updates=train.steps * train.minibatches,
+        gradient_checkpointing=train.gradient_checkpointing,
+        transport=config.weights.transport,
+        publish_folder=config.weights.folder or SHM_FOLDER,
         shm_prefix=shm_prefix,
     )
 

@@ -84,7 +84,7 @@ def test_the_message_of_the_style_guide(project):
         (["rollout.group_size=1"], ["command line: rollout.group_size: 1: under grpo a sample alone has no advantage and nothing is learned; try 8"]),  # noqa: E501
         (["rollout.min_group=9"], ["command line: rollout.min_group: 9 is more than rollout.group_size (8); try 8"]),
         (["rollout.max_concurrent=7"], ["command line: rollout.max_concurrent: 7 is less than one group (rollout.group_size is 8); try 64"]),  # noqa: E501
-        (["weights.wave=2"], ["command line: weights.wave: 2 is more than rollout.servers (1); try 1"]),
+        (["weights.wave=2"], ["command line: weights.wave: 2 is more than there are servers (1); try 1"]),
         (["train.lr=1e6"], ["command line: train.lr: 1e+06 is no learning rate; it must be at most 1; try 1e-06"]),
         (["train.betas=[1,-0.5]"], ["command line: train.betas[0]: must be ≥ 0 and < 1, not 1; try 0.9", "command line: train.betas[1]: must be ≥ 0 and < 1, not -0.5; try 0.95"]),  # noqa: E501
         (["reward.function=Exact"], ["command line: reward.function: must be exact, or an import path module:function, not 'Exact'; try exact"]),  # noqa: E501

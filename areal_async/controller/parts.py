@@ -83,12 +83,12 @@ class Parts:
         self._config = config
         self._workflow = workflow or load_workflow(config.rollout.workflow, config.import_path)
         self._reward_spec = reward_spec(config, reward)
-        self._dataset = Dataset.load(config.data.train, config.data.prompt_key, config.data.answer_key)
+        self._dataset = Dataset.load(config.data.train[0], config.data.prompt_key, config.data.answer_key)
         self._text = Text(config.model.path, config.data.chat_template)
         self._core = Orchestrator(config.rules)
         self._on_row = on_row
         self._recipes = recipes
-        self._meter = Meter(config.rollout.servers)
+        self._meter = Meter(config.own_servers + len(config.rollout.urls))
         self._samples = Samples()
         self._secret = secrets.token_hex(32)
         self._phase = ""

@@ -111,12 +111,12 @@ class Servers:
         self._children: dict[str, Child] = {}
 
     def names(self) -> list[str]:
-        return [str(number) for number in range(self._config.rollout.servers)]
+        return [str(number) for number in range(self._config.own_servers)]
 
     async def start(self, stack: AsyncExitStack, name: str, socket: Path, stderr: Path) -> None:
         """Start one server and have it join. Errors: LaunchError, HandshakeError."""
         cores = self._config.server.cores
-        parts = cores.split("|") if cores else [None] * self._config.rollout.servers
+        parts = cores.split("|") if cores else [None] * self._config.own_servers
         number = self.names().index(name)
         client, child = await start_server(
             stack,

@@ -53,7 +53,7 @@ class Trainer:
         self._world = world
         self._device: torch.device = engine.module.device
         self._updates = 0
-        self._objective = losses.Objective(clip_low=spec.clip_eps, clip_high=spec.clip_eps)
+        self._objective = losses.Objective(clip_low=spec.clip_low, clip_high=spec.clip_high)
 
     def train(self, train: Train, arrays: list[Array]) -> StepDone:
         """Train version `train.step` into the next. arrays: those of `messages.Train`, this rank's.

@@ -61,6 +61,7 @@ def make_rules(**changes: object) -> Rules:
         "minibatches": 1,
         "ranks": 1,
         "max_tokens_per_microbatch": 1000,
+        "max_new_tokens": 500,
     }
     return Rules(**{**base, **changes})  # type: ignore[arg-type]
 

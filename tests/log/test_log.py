@@ -27,6 +27,7 @@ from areal_async.wire.arrays import DTYPES
 RULES = Rules(
     seed=1, steps=2, batch_groups=2, group_size=2, max_staleness=1, max_concurrent=4, minibatches=1, ranks=1,
     max_tokens_per_microbatch=64,
+    max_new_tokens=4096,
 )  # fmt: skip
 MANY = 1 << 20
 

@@ -75,6 +75,7 @@ def whole_run(concurrent: int, batch: int, steps: int) -> Count:
         minibatches=4,
         ranks=8,
         max_tokens_per_microbatch=32768,
+        max_new_tokens=4096,
         min_group=8,
     )
     core = Orchestrator(rules)

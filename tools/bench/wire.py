@@ -97,6 +97,7 @@ def log_costs(folder: Path, sample: list[Array]) -> None:
     rules = Rules(
         seed=1, steps=2, batch_groups=2, group_size=2, max_staleness=1, max_concurrent=4, minibatches=1, ranks=1,
         max_tokens_per_microbatch=64,
+    max_new_tokens=4096,
     )  # fmt: skip
     event = SampleDone(
         at=1234.5, sample="1307.5", attempt=0, oldest=40, newest=41, prompt_tokens=90, length=TOKENS,

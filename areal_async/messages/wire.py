@@ -1,0 +1,134 @@
+"""Wire only: between processes, not for the core."""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from areal_async.messages.commands import Publish, Train
+from areal_async.messages.events import Published, StepDone
+from areal_async.messages.names import FinishReason, SampleId, Verdict, Version
+
+
+class ParameterInfo(msgspec.Struct, frozen=True, array_like=True):
+    """Hugging Face name, shape and dtype (as safetensors writes it: "F32", "BF16") of one published tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="hello"):
+    """First message of a worker's incarnation.
+
+    name: stays the same over restarts ("trainer.0", "rewards.1"). nonce: new for each incarnation. credits: how many
+    requests may be unanswered at this worker at a time. parameters: of a trainer's rank 0, what it will publish.
+    """
+
+    protocol: int
+    secret: str
+    worker: Literal["trainer", "reward"]
+    name: str
+    nonce: str
+    credits: int
+    rank: int = 0
+    world: int = 1
+    parameters: tuple[ParameterInfo, ...] = ()
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="welcome"):
+    """The controller takes the worker in."""
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="refused"):
+    """The controller doesn't take the worker; it prints why and ends."""
+
+    why: str
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="beat"):
+    """I am alive. Both ways, from an I/O thread in workers, so that a long step isn't a death."""
+
+
+class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="goodbye"):
+    """End by yourself: finish nothing, free what you hold."""
+
+
+class ScoreTask(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="score_task"):
+    """Header of a check. Arrays: response token ids, int32 [n]. The worker decodes them.
+
+    prompt: the prompt's text as rendered. answer: the data row's answer. columns: the row's other columns.
+    """
+
+    sample: SampleId
+    attempt: int
+    prompt: str
+    answer: str | None
+    finish: FinishReason
+    columns: dict[str, msgspec.Raw]
+
+
+class ScoreResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="score_result"):
+    """Answer to a `ScoreTask`. why: for people (a crash's traceback, what was extracted). seconds: of the check."""
+
+    sample: SampleId
+    attempt: int
+    verdict: Verdict
+    reward: float | None
+    why: str = ""
+    seconds: float = 0.0
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="probe"):
+    """Ask a rank for log-probabilities under its present weights, at the temperature that it trains with.
+
+    Arrays: token ids, int32 [n] (one sequence).
+
+    -> ProbeResult with one array, float32 [n]: log-prob of token t given those before it; element 0 is 0.
+    """
+
+    id: str
+
+
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="probe_result"):
+    """Answer to a `Probe`. Arrays: log-probabilities, float32 [n]."""
+
+    id: str
+
+
+class SaveModel(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="save_model"):
+    """Write the present weights with configuration and tokenizer in Hugging Face form to `path` -> ModelSaved."""
+
+    path: str
+
+
+class ModelSaved(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="model_saved"):
+    """Answer to a `SaveModel`."""
+
+    path: str
+    version: Version
+
+
+class WorkerError(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="worker_error"):
+    """Answer to a request that raised: the traceback."""
+
+    why: str
+
+
+AnyWire: TypeAlias = (
+    Hello
+    | Welcome
+    | Refused
+    | Beat
+    | Goodbye
+    | ScoreTask
+    | ScoreResult
+    | Probe
+    | ProbeResult
+    | SaveModel
+    | ModelSaved
+    | WorkerError
+    | Train
+    | StepDone
+    | Publish
+    | Published
+)
