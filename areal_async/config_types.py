@@ -109,6 +109,9 @@ class TypeCheck:
             return None
         if isinstance(kind, inspect.VarTupleType):
             kinds: Sequence[inspect.Type] = [kind.item_type] * len(entry.value)
+            if len(entry.value) < (kind.min_length or 0):
+                self._wrong(kind, entry, key, f" of {len(entry.value)}")
+                return None
         elif len(entry.value) == len(kind.item_types):
             kinds = kind.item_types
         else:
@@ -299,9 +302,11 @@ def words(kind: inspect.Type) -> str:
         case inspect.FloatType():
             return "a number" + limits(kind)
         case inspect.LiteralType():
-            return " or ".join(str(value) for value in kind.values)
+            *first, last = map(str, kind.values)
+            return f"{', '.join(first)} or {last}" if first else last
         case inspect.VarTupleType():
-            return f"a list of {plural(words(unwrap(kind.item_type)[0]))}"
+            least = f"at least {kind.min_length} " if kind.min_length else ""
+            return f"a list of {least}{plural(words(unwrap(kind.item_type)[0]))}"
         case inspect.TupleType():
             return f"a list of {len(kind.item_types)} {plural(words(unwrap(kind.item_types[0])[0]))}"
         case _:

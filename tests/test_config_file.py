@@ -52,7 +52,7 @@ def wrong(path: str, *overrides: str) -> list[str]:
 def test_a_minimal_file(write, tmp_path):
     config = load_config(write(WHOLE))
     assert config.model.path == str(tmp_path / "model")
-    assert config.data.train == str(tmp_path / "data/train.jsonl")
+    assert config.data.train == (str(tmp_path / "data/train.jsonl"),)
     assert config.runs_dir == str(tmp_path / "runs")
     assert (config.seed, config.train.lr, config.rollout.stop_token_ids) == (0, 1e-6, ())
 
@@ -105,20 +105,44 @@ def test_nothing_is_null(write, written):
         ("server: {enforce_eager: on}", "server.enforce_eager: must be true or false, not the text 'on'; write true"),
         ("server: {cores: none}", "server.cores: must be text, or null, not the text 'none'; write null for none, or 'none' in quotes if the text is meant"),  # noqa: E501
         ("server: {cores: true}", "server.cores: must be text, or null, not true; write 'true' in quotes if the text is meant"),  # noqa: E501
-        ("server: {extra_args: --foo}", "server.extra_args: must be a list of text, not the text '--foo'; write [--foo]"),  # noqa: E501
+        ("rollout: {stop_token_ids: 5}", "rollout.stop_token_ids: must be a list of whole numbers, not the number 5; write [5]"),  # noqa: E501
         ("rollout: {stop_token_ids: [1, x]}", "rollout.stop_token_ids[1]: must be a whole number, not the text 'x'"),
-        ("rollout: {when_older: wiat}", "rollout.when_older: must be wait, not the text 'wiat'; did you mean wait?"),
+        ("rollout: {when_older: wiat}", "rollout.when_older: must be drop, mask, train or wait, not the text 'wiat'; did you mean wait?"),
         ("model_path: x", "model_path: no such key; did you mean model.path?"),
         ("lr: 1", "lr: no such key; did you mean train.lr?"),
         ("laerning_rate: 1.0e-6", "laerning_rate: no such key; did you mean train.lr?"),
         ("train.lr: 1", "train.lr: no such key; write it as `lr:` indented under `train:`"),
-        ("zzz: 1", "zzz: no such key; the keys here are name, seed, model, data, rollout, server, reward, train, weights, eval, log, import_path, runs_dir, runtime_dir"),  # noqa: E501
+        ("zzz: 1", "zzz: no such key; the keys here are name, seed, model, data, rollout, server, reward, train, weights, eval, log, metrics, import_path, runs_dir, runtime_dir"),  # noqa: E501
         ("rollout: 5", "rollout: is a section, whose keys stand indented under it; not the number 5"),
         ("log: {segment_bytes: 1}", "log.segment_bytes: must be a whole number ≥ 65536, not the number 1; the nearest is 65536"),  # noqa: E501
     ],
 )  # fmt: skip
 def test_a_wrong_line(write, line, message):
     assert wrong(write(WHOLE + line + "\n")) == [f"mine.yaml:9: {message}"]
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("", "data.train: must be a list of at least 1 text, not nothing (null)"),
+        ("[]", "data.train: must be a list of at least 1 text, not a list of 0"),
+        ("[a.jsonl, null]", "data.train[1]: must be text, not nothing (null)"),
+        ("{a: 1}", "data.train: must be a list of at least 1 text, not a section"),
+    ],
+)
+def test_a_list_without_what_belongs_into_it(write, written, message):
+    assert wrong(write(WHOLE.replace("data/train.jsonl", written))) == [f"mine.yaml:5: {message}"]
+
+
+@pytest.mark.parametrize("written", ["a.jsonl", "[a.jsonl]", "\n  - a.jsonl"])
+def test_one_text_is_a_list_of_one(write, tmp_path, written):
+    text = WHOLE.replace("data/train.jsonl", written)
+    assert load_config(write(text)).data.train == (str(tmp_path / "a.jsonl"),)
+    assert load_config(write(text), ["data.train=[b.jsonl, /c d.parquet]"]).data.train == (
+        str(tmp_path / "b.jsonl"),
+        "/c d.parquet",
+    )
+    assert load_config(write(text), ["server.extra_args=--foo"]).server.extra_args == ("--foo",)
 
 
 def test_name_must_be_a_folder_name(write):
@@ -130,11 +154,11 @@ def test_name_must_be_a_folder_name(write):
 
 
 def test_all_problems_at_once_in_the_order_of_lines(write):
-    text = WHOLE.replace("steps: 3", "steps: 0") + "  batch_groups: 9\n  zero_stage: 3\nrollout:\n  max_stalenes: 1\n"
+    text = WHOLE.replace("steps: 3", "steps: 0") + "  batch_groups: 9\n  zero_stage: 4\nrollout:\n  max_stalenes: 1\n"
     assert wrong(write(text), "train.lr=0", "train.lr=1", "foo", "rolout.retries=1", "train=4") == [
         "mine.yaml:7: train.steps: must be a whole number ≥ 1, not the number 0; the nearest is 1",
         "mine.yaml:9: train.batch_groups: given twice; first in line 8; keep one of them",
-        "mine.yaml:10: train.zero_stage: must be 0 or 1, not the number 3",
+        "mine.yaml:10: train.zero_stage: must be 0, 1, 2 or 3, not the number 4",
         "mine.yaml:12: rollout.max_stalenes: no such key; did you mean rollout.max_staleness?",
         "command line: train.lr: given twice; keep one of them",
         "command line: 'foo' is not of the form key.path=value",
@@ -148,7 +172,7 @@ def test_what_is_missing(write):
     assert wrong(write("name: x\ntrain:\n  steps: 1\n")) == [
         "mine.yaml:1: model.path: missing; folder of a causal language model in Hugging Face form, with its "
         "tokenizer. Relative paths count from the configuration file's folder.",
-        "mine.yaml:1: data.train: missing; JSONL file of training problems, a line each.",
+        "mine.yaml:1: data.train: missing; training problems: JSONL or Parquet files.",
         "mine.yaml:2: train.batch_groups: missing; B: groups (prompts) per training step.",
     ]
     assert [line.split(":")[2] for line in wrong(write("# nothing\n"))] == [
@@ -233,7 +257,7 @@ def test_paths_count_from_the_file_or_the_working_directory(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     config = load_config("configs/mine.yaml", ["data.train=other.jsonl", "data.eval=~/eval.jsonl"])
     assert config.model.path == str(tmp_path / "model")
-    assert config.data.train == str(tmp_path / "other.jsonl")
+    assert config.data.train == (str(tmp_path / "other.jsonl"),)
     assert config.data.eval == str(Path.home() / "eval.jsonl")
 
 
@@ -269,14 +293,20 @@ configs = st.builds(
     import_path=paths,
     runtime_dir=st.none() | paths,
     model=st.builds(ModelConfig, path=paths),
-    data=st.builds(DataConfig, train=paths, eval=st.none() | paths, prompt_key=texts | words, shuffle=st.booleans()),
+    data=st.builds(
+        DataConfig,
+        train=st.lists(paths, min_size=1).map(tuple),
+        eval=st.none() | paths,
+        prompt_key=texts | words,
+        shuffle=st.booleans(),
+    ),
     train=st.builds(
         TrainConfig,
         steps=st.integers(1, 10**6),
         batch_groups=st.integers(1, 10**6),
         lr=positive,
         betas=st.tuples(positive, positive),
-        zero_stage=st.sampled_from([0, 1]),
+        zero_stage=st.sampled_from([0, 1, 2, 3]),
     ),
     rollout=st.builds(RolloutConfig, stop_token_ids=st.lists(st.integers(-(2**63) + 1, 2**63 - 1)).map(tuple)),
     reward=st.builds(RewardConfig, exact_after=st.none() | texts | words, function=texts | words),
@@ -308,7 +338,7 @@ def test_a_relative_path_made_in_code_is_dumped_absolute(monkeypatch, tmp_path):
     config = Config(
         name="x",
         model=ModelConfig(path="m"),
-        data=DataConfig(train="d"),
+        data=DataConfig(train=("d",)),
         train=TrainConfig(steps=1, batch_groups=1),
     )
     (tmp_path / "sub").mkdir()
