@@ -95,6 +95,47 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     id: str
 
 
+class JoinServers(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="join_servers"):
+    """Rank 0, transport nccl: form a communicator with the workers of the servers, as its rank 0 -> ServersJoined.
+
+    Answered while a step is trained. host, port: where rank 0 opens the meeting point. world: rank 0 and all workers of
+    all servers. A communicator that is there is given up first.
+    """
+
+    host: str
+    port: int
+    world: int
+
+
+class ServersJoined(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="servers_joined"):
+    """Answer to a `JoinServers`: all workers are there."""
+
+    seconds: float
+
+
+class SendWeights(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="send_weights"):
+    """Rank 0, transport nccl: broadcast the snapshot of `version`, which was published, to the servers, in the order of
+    the manifest -> WeightsSent. Answered while a step is trained."""
+
+    version: Version
+
+
+class WeightsSent(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="weights_sent"):
+    """Answer to a `SendWeights`: everything was sent."""
+
+    version: Version
+    seconds: float
+
+
+class LeaveServers(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="leave_servers"):
+    """Rank 0, transport nccl: give the communicator up, also in the middle of a broadcast, which fails then
+    -> ServersLeft."""
+
+
+class ServersLeft(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="servers_left"):
+    """Answer to a `LeaveServers`."""
+
+
 class SaveModel(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="save_model"):
     """Write the present weights with configuration and tokenizer in Hugging Face form to `path` -> ModelSaved."""
 
@@ -124,6 +165,12 @@ AnyWire: TypeAlias = (
     | ScoreResult
     | Probe
     | ProbeResult
+    | JoinServers
+    | ServersJoined
+    | SendWeights
+    | WeightsSent
+    | LeaveServers
+    | ServersLeft
     | SaveModel
     | ModelSaved
     | WorkerError
