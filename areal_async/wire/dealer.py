@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -26,7 +26,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from areal_async.errors import WireError
 from areal_async.messages import AnyWire, Beat, Goodbye, Hello, Refused, Welcome
-from areal_async.wire import beats, frames
+from areal_async.wire import beats, curve, frames
 from areal_async.wire.arrays import Array
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,15 @@ RECONNECT_S: Final[float] = 4.0  # a broken connection of a controller that live
 LINGER_MS: Final = 1000  # an answer that was given may still go out; a controller that is gone may not hold us up
 SPARE_REPLIES: Final = 4  # answers remembered beyond the credits: what can be asked again is at most the credits
 MAX_ROUTING_ID_BYTES: Final = 255  # ZeroMQ's limit
+
+# Why there is no welcome, as far as ZeroMQ tells a client.
+_BROKEN_OFF: Final = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+_NO_HANDSHAKE: Final = (
+    "somebody listens there, but breaks off before a word is said: the public key isn't that of this controller "
+    "(the connection file is another run's), or it is no controller"
+)
+_NOBODY_LISTENS: Final = "nobody listens there (is the run over, or a firewall in between?)"
+_SILENT: Final = "the connection stands, but the controller says nothing"
 
 Packed: TypeAlias = list[bytes]
 
@@ -57,15 +66,26 @@ class Dealer:
 
     Entering it says `hello` and waits for the welcome: WireError if refused (with the controller's reason), or if no
     controller answers within `WELCOME_S`.
+
+    server_key: of an encrypted address. aside: takes a request out of the order of the others, for work that goes on
+    beside them, by returning True; `receive` doesn't give it then, and whoever took it replies. It is called in the
+    thread with the socket: it must not block or raise.
     """
 
-    def __init__(self, address: str, hello: Hello) -> None:
+    def __init__(
+        self,
+        address: str,
+        hello: Hello,
+        *,
+        server_key: str | None = None,
+        aside: Callable[["Request"], bool] | None = None,
+    ) -> None:
         frames.check_address(address)
         routing_id = f"{hello.name}/{hello.nonce}".encode()
         if not 1 < len(routing_id) <= MAX_ROUTING_ID_BYTES:
             raise WireError(f"worker {hello.name!r}: name and nonce may have {MAX_ROUTING_ID_BYTES - 1} bytes in all")
         self._address = address
-        self._link = _Link(address, hello, routing_id)
+        self._link = _Link(address, hello, routing_id, server_key, aside)
         self._said_goodbye = False
 
     def __enter__(self) -> "Dealer":
@@ -74,7 +94,8 @@ class Dealer:
             first = self._link.inbox.get(timeout=WELCOME_S)
         except queue.Empty:
             self._link.stop()
-            raise WireError(f"no controller answered at {self._address} within {WELCOME_S:g} s") from None
+            why = f"; {self._link.unheard}" if self._link.unheard else ""
+            raise WireError(f"no controller answered at {self._address} within {WELCOME_S:g} s{why}") from None
         if isinstance(first, WireError):
             self._link.stop()
             raise first
@@ -117,15 +138,26 @@ class Dealer:
 class _Link:
     """The thread with the socket. inbox: first the welcome, then requests; an error comes last.
 
-    error: why nothing can be received or sent any more; set before it is put into the inbox.
+    error: why nothing can be received or sent any more; set before it is put into the inbox. unheard: what is known of
+    a connection that doesn't come about.
     """
 
-    def __init__(self, address: str, hello: Hello, routing_id: bytes) -> None:
+    def __init__(
+        self,
+        address: str,
+        hello: Hello,
+        routing_id: bytes,
+        server_key: str | None,
+        aside: Callable[["Request"], bool] | None,
+    ) -> None:
         self.inbox: queue.SimpleQueue[Request | WireError] = queue.SimpleQueue()
         self.error: WireError | None = None
+        self.unheard = ""
         self._address = address
         self._hello = hello
         self._routing_id = routing_id
+        self._server_key = server_key
+        self._aside = aside
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"wire of {hello.name}", daemon=True)
 
@@ -189,7 +221,9 @@ class _Link:
             self._socket.setsockopt(zmq.SNDHWM, 0)  # credits bound what is on the way
             self._socket.setsockopt(zmq.RCVHWM, 0)
             self._socket.setsockopt(zmq.MAXMSGSIZE, frames.MAX_FRAME_BYTES)
-            events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+            if self._server_key is not None:
+                curve.connect(self._socket, self._server_key)
+            events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED | _BROKEN_OFF
             monitor = self._socket.get_monitor_socket(events)
             try:
                 self._socket.connect(self._address)
@@ -222,9 +256,14 @@ class _Link:
 
     def _watch(self, monitor: zmq.SyncSocket) -> None:
         event = recv_monitor_message(monitor)["event"]
-        if event == zmq.Event.DISCONNECTED:
-            self._broken_since = time.monotonic()
+        if event == zmq.Event.DISCONNECTED or event & _BROKEN_OFF:
+            self._broken_since = self._broken_since or time.monotonic()
+            if not self._connections:
+                self.unheard = _NO_HANDSHAKE
+        elif event == zmq.Event.CONNECT_RETRIED:
+            self.unheard = self.unheard or _NOBODY_LISTENS
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
+            self.unheard = _SILENT
             self._broken_since = None
             self._connections += 1
             if self._connections > 1:  # requests may have been lost with the old connection: have them sent again
@@ -262,9 +301,11 @@ class _Link:
             remembered = self._replies.get(request.id)
             if remembered is not None:
                 self._outbox.append(remembered)
-            elif request.id not in self._working:
-                self._working.add(request.id)
-                self.inbox.put(request)
+            if remembered is not None or request.id in self._working:
+                return
+            self._working.add(request.id)
+        if self._aside is None or not self._aside(request):
+            self.inbox.put(request)
 
     def _send_replies(self) -> None:
         while self._outbox:
@@ -274,6 +315,8 @@ class _Link:
         if self._left:
             return
         if self._broken_since is not None and time.monotonic() - self._broken_since > RECONNECT_S:
+            if not self._connections:
+                raise WireError(f"there is no talking to {self._address}: {self.unheard}")
             raise WireError(f"the controller at {self._address} is gone: the connection broke {RECONNECT_S:g} s ago")
         if not self._welcomed:
             return

@@ -1,7 +1,8 @@
 """The controller's side of the wire: one ROUTER socket for all workers, in the controller's event loop.
 
 What always holds:
-- nobody without the run's secret and this protocol is heard; who isn't taken in is told why;
+- nobody without the run's secret and this protocol is heard; who isn't taken in is told why; what goes over `listen`
+  is encrypted, and who doesn't know its key isn't even told why;
 - a worker never has more unanswered requests than it granted credits (`window`);
 - a request is held until it is answered or its deadline passes. When the worker's next incarnation says hello (same
   name, new nonce), or the same one after a break of its connection, it is sent again under its id;
@@ -25,7 +26,7 @@ import zmq.asyncio
 
 from areal_async.errors import WireError
 from areal_async.messages import PROTOCOL, AnyWire, Beat, Goodbye, Hello, Refused, Welcome, WorkerError
-from areal_async.wire import beats, frames
+from areal_async.wire import beats, curve, frames
 from areal_async.wire.arrays import Array
 from areal_async.wire.window import Window
 
@@ -60,6 +61,9 @@ class _Worker:
 class Router:
     """Workers join at `address` (ipc:// or tcp://) and are asked by name; an async context manager.
 
+    listen: a TCP address for workers on other hosts, encrypted (`curve`); once inside the `async with`, it is
+    `listening` (with the port that was taken, where 0 was asked for), and `public_key` is what they need to know.
+
     on_joined: a worker with the right secret says hello; return None to take it in, or why it isn't. on_lost: (name,
     why) of a worker that was taken in and fell silent, was replaced, or broke the protocol; not after `goodbye`. Both
     are called in the event loop and must not block. What they raise ends the `async with` block, as an ExceptionGroup.
@@ -71,14 +75,25 @@ class Router:
         secret: str,
         on_joined: Callable[[Hello], str | None],
         on_lost: Callable[[str, str], None],
+        listen: str | None = None,
     ) -> None:
         frames.check_address(address)
         self.address = address
+        self.listening = listen
+        self._keys: curve.KeyPair | None = None
+        if listen is not None:
+            frames.check_address(listen)
+            self._keys = curve.new_keys()
         self._secret = secret.encode()
         self._on_joined = on_joined
         self._on_lost = on_lost
         self._workers: dict[str, _Worker] = {}
         self._joined: dict[bytes, _Worker] = {}
+
+    @property
+    def public_key(self) -> str:
+        """Of the encrypted address; "" where there is none."""
+        return self._keys.public if self._keys else ""
 
     async def __aenter__(self) -> "Router":
         self._context = zmq.asyncio.Context()
@@ -307,12 +322,19 @@ class Router:
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.MAXMSGSIZE, frames.MAX_FRAME_BYTES)
-            socket.bind(self.address)
-            self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        except zmq.ZMQError as error:
-            socket.close(linger=0)
-            raise WireError(f"the controller can't listen at {self.address}: {error}") from None
+            self.address = self._bind_to(socket, self.address)
+            if self.listening is not None and self._keys is not None:
+                curve.serve(socket, self._keys)  # after the first bind: ZeroMQ takes a socket's options at each bind
+                self.listening = self._bind_to(socket, self.listening)
         except BaseException:
             socket.close(linger=0)
             raise
         return socket
+
+    def _bind_to(self, socket: zmq.asyncio.Socket, address: str) -> str:
+        """The address as it is now, a port of 0 replaced by the one that was taken."""
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            raise WireError(f"the controller can't listen at {address}: {error}") from None
+        return socket.getsockopt_string(zmq.LAST_ENDPOINT)
