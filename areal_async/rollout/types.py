@@ -61,7 +61,7 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     context_tokens: int
     dtype: str
-    backend: str = "areal_shm"
+    backend: str = "areal_file"
 
 
 class SwapTimes(NamedTuple):

@@ -106,7 +106,7 @@ class ScriptedServer:
     scale_out: bool = True
     logprobs_mode: str = "processed_logprobs"
     dtype: str = "float32"
-    backend: str = "areal_shm"
+    backend: str = "areal_file"
     label: str = "default"
     paused: bool = False
 

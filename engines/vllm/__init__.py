@@ -1,1 +1,1 @@
-"""What runs inside a vLLM server's worker: the weight transfer engine `areal_shm` (see `plugin`)."""
+"""What runs inside a vLLM server's worker: the weight transfer engine `areal_file` (see `plugin`)."""

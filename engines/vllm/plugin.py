@@ -1,7 +1,8 @@
-"""The vLLM plug-in `areal_shm`: weights come to the server through a safetensors file in shared memory.
+"""The vLLM plug-in `areal_file`: weights come to the server through a safetensors file, in shared memory or on a
+shared disk.
 
 vLLM loads it in each of its processes through the entry point group `vllm.general_plugins`; the server is started with
-`--weight-transfer-config '{"backend": "areal_shm"}'`. Requests, in order:
+`--weight-transfer-config '{"backend": "areal_file"}'`. Requests, in order:
   `/init_weight_transfer_engine {"init_info": {"path": P}}`  compare P's header with the model; touches no weight
   `/start_weight_update`, `/update_weights {"update_info": {"path": P}}`, `/finish_weight_update`
 
@@ -31,33 +32,33 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from areal_async.engines.vllm import cpu_seeds
 from areal_async.engines.vllm.manifest import Expected, ManifestError, compare, expected_by, manifest_of
 
-BACKEND: Final = "areal_shm"
+BACKEND: Final = "areal_file"
 
 
 def register() -> None:
-    """Make `areal_shm` known to vLLM. Called once by each vLLM process that loads plug-ins."""
-    WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryEngine)
+    """Make `areal_file` known to vLLM. Called once by each vLLM process that loads plug-ins."""
+    WeightTransferEngineFactory.register_engine(BACKEND, FileEngine)
 
 
 @dataclass
-class ShmInit(WeightTransferInitInfo):
+class FileInit(WeightTransferInitInfo):
     """path: the safetensors file to compare with the model."""
 
     path: str
 
 
 @dataclass
-class ShmUpdate(WeightTransferUpdateInfo):
+class FileUpdate(WeightTransferUpdateInfo):
     """path: the safetensors file to load; the whole model, in the server's dtype, under Hugging Face names."""
 
     path: str
 
 
-class SharedMemoryEngine(WeightTransferEngine[ShmInit, ShmUpdate]):
+class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
     """Loads the weights of a safetensors file through the model's own `load_weights`."""
 
-    init_info_cls = ShmInit
-    update_info_cls = ShmUpdate
+    init_info_cls = FileInit
+    update_info_cls = FileUpdate
 
     def __init__(
         self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
@@ -67,7 +68,7 @@ class SharedMemoryEngine(WeightTransferEngine[ShmInit, ShmUpdate]):
         if device.type == "cpu":
             cpu_seeds.install()  # swaps are what makes this happen
 
-    def init_transfer_engine(self, init_info: ShmInit) -> None:
+    def init_transfer_engine(self, init_info: FileInit) -> None:
         """Compare the file's header with the model. Raises ManifestError; the model isn't touched."""
         self._check(init_info.path)
 
@@ -85,7 +86,7 @@ class SharedMemoryEngine(WeightTransferEngine[ShmInit, ShmUpdate]):
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: ShmUpdate) -> None:
+    def receive_weights(self, update_info: FileUpdate) -> None:
         """Load the file. Raises ManifestError if it doesn't fit, or if a parameter got no weight from it."""
         self._check(update_info.path)
         with safe_open(update_info.path, framework="pt") as file:
