@@ -8,9 +8,9 @@ a minibatch doesn't depend on how it is split.
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
-from areal_async.core import packing
+from areal_async.core import admission, packing, shaping
 from areal_async.core.advantages import advantages
-from areal_async.core.ledger import Group
+from areal_async.core.ledger import Group, Sample
 from areal_async.messages import Minibatch, Rules, Train, TrainSample
 
 _MASK: Final = (1 << 64) - 1
@@ -20,6 +20,7 @@ Item = TypeVar("Item")
 def form(groups: Sequence[Group], *, step: int, branch: int, rules: Rules) -> Train:
     """The command that trains these groups as step `step`: their samples in the order of `groups`, then of members.
 
+    Advantages are made of shaped rewards (`shaping`). A cut answer that isn't trained counts in them like any other.
     With one minibatch, nothing is shuffled. With several, the groups are dealt to them in a seeded order, whole groups
     and the same number each.
     """
@@ -29,14 +30,14 @@ def form(groups: Sequence[Group], *, step: int, branch: int, rules: Rules) -> Tr
     members: list[list[int]] = []  # indices into `samples`, of each group
     of_groups = advantages(
         rules.advantage,
-        [[sample.reward for sample in group.samples] for group in groups],
+        [[_shaped(sample, rules) for sample in group.samples] for group in groups],
         [[sample.done.loss_tokens if sample.done else 0 for sample in group.samples] for group in groups],
         rules.advantage_eps,
     )
     for group, of_members in zip(groups, of_groups, strict=True):
         first = len(samples)
         for sample, advantage in zip(group.samples, of_members, strict=True):
-            if advantage is None or sample.done is None:
+            if advantage is None or sample.done is None or shaping.masked(sample.done, rules):
                 continue
             samples.append(TrainSample(sample.id, sample.attempt, advantage))
             tokens.append(sample.done.prompt_tokens + sample.done.length)
@@ -52,7 +53,23 @@ def form(groups: Sequence[Group], *, step: int, branch: int, rules: Rules) -> Tr
         groups=tuple(group.id for group in groups),
         samples=tuple(samples),
         minibatches=tuple(_minibatch([i for group in part for i in group], tokens, losses, rules) for part in parts),
+        mask_below=admission.mask_below(step, rules),
     )
+
+
+def divisor(losses: Sequence[int], rules: Rules) -> float:
+    """By what a minibatch's sum of token losses is divided. losses: loss-mask tokens of each of its sequences.
+
+    Tokens without a gradient for their age or their weight count like any other. At least 1.
+    """
+    match rules.aggregation:
+        case "token_mean":
+            count = sum(losses)
+        case "sequence_mean":
+            count = sum(tokens > 0 for tokens in losses)
+        case "constant":
+            count = len(losses) * rules.max_new_tokens
+    return float(max(count, 1))
 
 
 def shuffled(items: Sequence[Item], seed: int, step: int) -> list[Item]:
@@ -81,7 +98,11 @@ def _minibatch(indices: Sequence[int], tokens: Sequence[int], losses: Sequence[i
     for share in shares:
         packed = packing.pack([tokens[index] for index in share], capacity, max(passes, 1))
         ranks.append(tuple(tuple(share[place] for place in micro) for micro in packed))
-    return Minibatch(divisor=float(max(sum(losses[index] for index in indices), 1)), ranks=tuple(ranks))
+    return Minibatch(divisor=divisor([losses[index] for index in indices], rules), ranks=tuple(ranks))
+
+
+def _shaped(sample: Sample, rules: Rules) -> float | None:
+    return None if sample.done is None else shaping.shaped(sample.reward, sample.done, rules)
 
 
 def _mix(value: int) -> int:

@@ -1,4 +1,4 @@
-"""Groups and samples on their way from a prompt to `ready`: admission, attempts, rewards, failures, cancelling.
+"""Groups and samples on their way from a prompt to `ready`: admission, attempts, rewards, filters, failures, endings.
 
 What always holds: a group begins only where `admission` allows it; a sample has one attempt at a time, on a server that
 holds at least its group's floor; whatever ends a group gives its place back in the same moment; events that are told
@@ -7,11 +7,11 @@ twice, or of attempts that are over, change nothing.
 
 from collections.abc import Iterable
 from heapq import heappop, heappush
-from typing import Final
 
-from areal_async.core import admission
+from areal_async.core import admission, shaping
 from areal_async.core.fleet import Fleet
 from areal_async.core.ledger import Group, Ledger, Sample
+from areal_async.core.lifecycle import Word
 from areal_async.core.routing import least_loaded
 from areal_async.errors import IllegalTransition
 from areal_async.messages import (
@@ -30,9 +30,6 @@ from areal_async.messages import (
     StartSample,
 )
 
-MAX_FILTERED_IN_A_ROW: Final = 10_000  # groups; a run that filters all of them would generate for ever
-LARGEST_REWARD: Final = 1e100  # beyond it sums lose all meaning; such a reward, an infinite one or a NaN is none
-
 GroupCommand = ReadGroup | StartSample | Score | Cancel | Forget | Fail
 
 
@@ -44,7 +41,7 @@ class Groups:
         self._ledger = ledger
         self._fleet = fleet
         self._position = 0  # the next one that no group has had
-        self._again: list[int] = []  # positions whose group was cancelled by a rollback, a heap
+        self._again: list[int] = []  # positions that get another group (after a rollback, or by `requeue`), a heap
         self._end: int | None = None  # the first position without a prompt
         self._failures = 0
         self._first_failure = ""
@@ -152,6 +149,18 @@ class Groups:
                 heappush(self._again, group.position)
         return self.cancel_unready(at, why)
 
+    def stop_late(self, at: float) -> list[GroupCommand]:
+        """After a step was handed over, where groups are dropped: stop those that no step may train any more."""
+        if not admission.groups_are_dropped(self._rules):
+            return []
+        commands: list[GroupCommand] = []
+        step = self._ledger.step
+        for group in self._ledger.late():
+            if self._rules.requeue:
+                heappush(self._again, group.position)
+            commands += self._close(group, "stale", at, "step {} comes, its deadline was {}", step, group.deadline)
+        return commands
+
     # ------------------------------------------------------------------------------------------------ one sample
 
     def _start(self, sample: Sample, at: float) -> StartSample:
@@ -166,8 +175,7 @@ class Groups:
 
     def _outcome(self, sample: Sample, reward: float | None, at: float, verdict: str) -> list[GroupCommand]:
         self._ledger.move_sample(sample, "scored", at, "{}, reward {}", verdict, reward)
-        if reward is not None and abs(reward) <= LARGEST_REWARD:
-            sample.reward = reward
+        sample.reward = shaping.usable(reward)
         group = sample.group
         group.open -= 1
         return [] if group.open else self._decide(group, at)
@@ -210,39 +218,63 @@ class Groups:
 
     def _decide(self, group: Group, at: float) -> list[GroupCommand]:
         """All members have their outcome: it is ready, or it teaches nothing."""
-        rewards = [sample.reward for sample in group.samples if sample.reward is not None]
         self._ledger.move_group(group, "scored", at)
-        if len(rewards) < max(self._rules.min_group, 1):
-            return self._filter(group, at, "{} members have a reward, {} are needed", len(rewards))
-        if self._rules.drop_equal and min(rewards) == max(rewards):
-            return self._filter(group, at, "all {} rewards are equal", len(rewards))
+        known = [(s.reward, s.done) for s in group.samples if s.reward is not None and s.done is not None]
+        unwanted = self._unwanted(known)
+        if unwanted is not None:
+            why, words = unwanted
+            return self._filter(group, at, why, *words)
         self._filtered_in_a_row = 0
-        self._ledger.move_group(group, "ready", at, "{} rewards", len(rewards))
-        left_out = tuple(s.id for s in group.samples if s.state == "scored" and s.reward is None)
+        self._ledger.move_group(group, "ready", at, "{} rewards", len(known))
+        without: list[SampleId] = []
         for sample in group.samples:
-            if sample.state == "scored" and sample.reward is None:
+            if sample.state != "scored" or sample.done is None:
+                continue
+            if sample.reward is None:
                 self._ledger.move_sample(sample, "filtered", at, "no reward")
-        return _forget(left_out)
+                without.append(sample.id)
+            elif shaping.masked(sample.done, self._rules):  # its reward is wanted until the group is trained
+                self._ledger.move_sample(sample, "filtered", at, "cut after {} tokens", sample.done.length)
+        return _forget(without)
 
-    def _filter(self, group: Group, at: float, why: str, count: int) -> list[GroupCommand]:
+    def _unwanted(self, known: list[tuple[float, SampleDone]]) -> tuple[str, tuple[Word, ...]] | None:
+        """Why a group is filtered, a text with `{}` for the words; None if it isn't. known: its members with a reward,
+        as the check gave it."""
+        rules = self._rules
+        if len(known) < rules.min_group:
+            return "{} members have a reward, {} are needed", (len(known), rules.min_group)
+        share = shaping.success_share([reward for reward, _ in known], rules)
+        if not rules.success_min <= share <= rules.success_max:
+            return "a share of {} succeeded, wanted is {} to {}", (share, rules.success_min, rules.success_max)
+        if all(shaping.masked(done, rules) for _, done in known):
+            return "all {} answers with a reward were cut", (len(known),)
+        if rules.drop_equal and len({shaping.shaped(reward, done, rules) for reward, done in known}) == 1:
+            return "all {} rewards are equal", (len(known),)
+        return None
+
+    def _filter(self, group: Group, at: float, why: str, *words: Word) -> list[GroupCommand]:
         self._filtered_in_a_row += 1
-        commands = self._close(group, "filtered", at, why, count, max(self._rules.min_group, 1))
-        if self._filtered_in_a_row < MAX_FILTERED_IN_A_ROW:
+        commands = self._close(group, "filtered", at, why, *words)
+        if self._filtered_in_a_row <= self._rules.max_filtered:
             return commands
         fail = Fail(
-            why=f"{MAX_FILTERED_IN_A_ROW} groups in a row were filtered, so nothing can be learned. The last one:\n"
-            f"{group.story()}\nLook at what the reward gives (`areal-async score`), or at rollout.drop_equal"
+            why=f"{self._filtered_in_a_row} groups in a row were filtered, and rollout.max_filtered is"
+            f" {self._rules.max_filtered}: nothing can be learned. The last one:\n{group.story()}\n"
+            "Look at what the reward gives (`areal-async score`), at rollout.success_min, success_max and drop_equal,"
+            " or raise rollout.max_filtered"
         )
         return [*commands, fail]
 
-    def _close(
-        self, group: Group, state: str, at: float, why: str, *words: str | int | float | None
-    ) -> list[GroupCommand]:
+    def _close(self, group: Group, state: str, at: float, why: str, *words: Word) -> list[GroupCommand]:
         """The group is over without being trained: what runs is cancelled, what has arrived is forgotten."""
+        fate = "cancelled" if state == "failed" else state
         commands: list[GroupCommand] = []
         arrived: list[SampleId] = []
         for sample in group.samples:
             if sample.state == "failed":
+                continue
+            if sample.state == "filtered":  # it has left already; forgotten is only what had no reward
+                arrived += [sample.id] if sample.reward is not None else []
                 continue
             if sample.state in ("running", "scoring"):
                 commands.append(Cancel(sample=sample.id, attempt=sample.attempt))
@@ -250,7 +282,7 @@ class Groups:
                 self._free(sample)
             else:
                 arrived.append(sample.id)
-            self._ledger.move_sample(sample, "filtered" if state == "filtered" else "cancelled", at, why, *words)
+            self._ledger.move_sample(sample, fate, at, why, *words)
         self._ledger.move_group(group, state, at, why, *words)
         self._ledger.drop([group])
         return commands + _forget(tuple(arrived))

@@ -1,9 +1,9 @@
 """The ledger: every group and sample that the run knows of, counted by state.
 
-What always holds, at every moment, for groups and for samples: admitted = trained + filtered + failed + cancelled +
-outstanding + training; and handed = step · B = groups in `training` or `trained` since the version that the run began
-with. Counts change in one place only, `move_group` and `move_sample`, together with the life cycle. Things whose life
-is over are counted, not kept (the log has them); nothing here takes longer because more is in flight.
+What always holds, at every moment, for groups and for samples: admitted = trained + filtered + stale + failed +
+cancelled + outstanding + training; and handed = step · B = groups in `training` or `trained` since the version that
+the run began with. Counts change in one place only, `move_group` and `move_sample`, together with the life cycle.
+Things whose life is over are counted, not kept (the log has them); nothing here takes longer because more is in flight.
 """
 
 from collections.abc import Iterable
@@ -16,6 +16,7 @@ from areal_async.messages import GroupId, Rules, SampleDone, SampleId, Version, 
 
 OUTSTANDING: Final = ("admitted", "running", "scored", "ready")
 SAMPLE_OUTSTANDING: Final = ("waiting", "running", "scoring", "scored")
+OVER: Final = ("trained", "filtered", "stale", "failed", "cancelled")
 IN_FLIGHT: Final = ("waiting", "running")  # samples that take up a place at a server
 
 
@@ -38,7 +39,8 @@ class Sample(Thing):
 
 class Group(Thing):
     """The samples of one prompt. floor: no request of it goes to a server below this version. deadline: the last step
-    that may train it. open: members whose outcome isn't known yet. lost: members that failed."""
+    that may train it without a token older than η. open: members whose outcome isn't known yet. lost: members that
+    failed."""
 
     __slots__ = ("deadline", "floor", "id", "lost", "open", "position", "samples", "server")
     lifecycle = GROUP
@@ -71,8 +73,8 @@ class Ledger:
         self.samples: dict[SampleId, Sample] = {}
         self._counts = dict.fromkeys(GROUP.table, 0)
         self._sample_counts = dict.fromkeys(SAMPLE.table, 0)
-        self._deadlines: dict[int, int] = {}
-        self._ready: dict[int, dict[GroupId, Group]] = {}
+        self._outstanding: dict[int, dict[GroupId, Group]] = {}  # by deadline
+        self._ready: dict[int, dict[GroupId, Group]] = {}  # by deadline
 
     @property
     def outstanding(self) -> int:
@@ -89,19 +91,16 @@ class Ledger:
         return self.step * self.rules.batch_groups + self.outstanding
 
     def balance(self) -> dict[str, int]:
-        """The balance for people and metrics; `stale` is always 0, since batches wait (`when_older: wait`)."""
+        """The balance for people and metrics; `stale` stays 0 unless groups are dropped (`when_older: drop`)."""
         counts, samples = self._counts, self._sample_counts
         size = self.rules.group_size
         return {
             "admitted": self.admitted,
-            **{state: counts.get(state, 0) for state in ("trained", "filtered", "stale", "failed", "cancelled")},
+            **{state: counts[state] for state in OVER},
             "outstanding": self.outstanding,
             "training": counts["training"],
             "samples_admitted": self.admitted * size,
-            **{
-                f"samples_{state}": samples.get(state, 0)
-                for state in ("trained", "filtered", "stale", "failed", "cancelled")
-            },
+            **{f"samples_{state}": samples[state] for state in OVER},
             "samples_outstanding": sum(samples[state] for state in SAMPLE_OUTSTANDING),
             "samples_training": samples["training"],
         }
@@ -117,7 +116,7 @@ class Ledger:
             self.samples[sample.id] = sample
         self._counts["admitted"] += 1
         self._sample_counts["waiting"] += size
-        self._deadlines[last_step] = self._deadlines.get(last_step, 0) + 1
+        self._outstanding.setdefault(last_step, {})[group.id] = group
         self.in_flight += size
         return group
 
@@ -197,7 +196,7 @@ class Ledger:
     def choose_batch(self) -> list[Group]:
         """The B ready groups of earliest deadline, then in order of admission, if they may become the next step.
 
-        Returned in order of admission; empty if there are too few or the batch test fails.
+        Returned in order of admission; empty if there are too few, or if they have to pass the batch test and don't.
         """
         missing = self.rules.batch_groups
         if self.ready < missing:
@@ -206,11 +205,18 @@ class Ledger:
         for last in sorted(self._ready):
             batch[last] = min(len(self._ready[last]), missing)
             missing -= batch[last]
-        step, size = self.step, self.rules.batch_groups
-        if admission.overdue(self._deadlines, batch, step=step, batch_groups=size) is not None:
-            return []
+        if admission.batches_wait(self.rules):
+            everyone = {last: len(groups) for last, groups in self._outstanding.items()}
+            late = admission.overdue(everyone, batch, step=self.step, batch_groups=self.rules.batch_groups)
+            if late is not None:
+                return []
         chosen = [group for last, count in batch.items() for group in _first(self._ready[last], count)]
         return sorted(chosen, key=_number)
+
+    def late(self) -> list[Group]:
+        """Outstanding groups whose deadline has passed, in order of admission; it looks at no others."""
+        passed = [last for last in self._outstanding if last < self.step]
+        return sorted((group for last in passed for group in self._outstanding[last].values()), key=_number)
 
     def candidates(self) -> list[Group]:
         """The ready groups that would be the next batch, fewer than B if there aren't enough; for explanations."""
@@ -223,13 +229,13 @@ class Ledger:
 
     def _leave(self, group: Group) -> None:
         """It is outstanding no longer: its place and its deadline are free."""
-        self._deadlines[group.deadline] -= 1
-        if not self._deadlines[group.deadline]:
-            del self._deadlines[group.deadline]
-        ready = self._ready.get(group.deadline, {})
-        ready.pop(group.id, None)
-        if not ready:
-            self._ready.pop(group.deadline, None)
+        same = self._outstanding[group.deadline]
+        del same[group.id]
+        if not same:
+            del self._outstanding[group.deadline]
+        ready = self._ready.get(group.deadline)
+        if ready is not None and ready.pop(group.id, None) is not None and not ready:
+            del self._ready[group.deadline]
 
 
 def _number(group: Group) -> GroupId:

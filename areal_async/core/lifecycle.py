@@ -66,46 +66,51 @@ GROUP: Final = Lifecycle(
     "group",
     "admitted",
     {
-        "admitted": ("running", "failed", "cancelled"),
-        "running": ("scored", "failed", "cancelled"),
+        "admitted": ("running", "stale", "failed", "cancelled"),
+        "running": ("scored", "stale", "failed", "cancelled"),
         "scored": ("ready", "filtered"),
-        "ready": ("training",),
+        "ready": ("training", "stale"),
         "training": ("trained",),
         "trained": ("training",),
         "filtered": (),
+        "stale": (),
         "failed": (),
         "cancelled": (),
     },
     """A group is the samples of one prompt. It is `admitted` when the staleness rule gives it a place and a server:
 from then on it counts as outstanding, although its prompt has yet to be read. It is `running` while a member is being
 generated or checked; `scored` when the last one has its outcome, and in the same moment `ready` to be trained or
-`filtered` (it would teach nothing). `training` begins when its batch is formed and ends, `trained`, when the step is
-done. Only going back to a checkpoint leads from `trained` to `training`: the same batch once more.
+`filtered` (it would teach nothing, or its share of right answers is not wanted). `training` begins when its batch is
+formed and ends, `trained`, when the step is done. Only going back to a checkpoint leads from `trained` to `training`:
+the same batch once more.
 
 `failed`: its prompt can't be used, or too many of its samples failed. `cancelled`: the run ended, the data ended, or
-training went back to a checkpoint; in the last case its prompt gets a new group. All of these give the place back at
-once. Nothing is thrown away for its age: a group's deadline holds because batches wait for it (docs/staleness.md).""",
+training went back to a checkpoint; in the last case its prompt gets a new group. `stale`: its deadline has passed and
+`rollout.when_older` is `drop`, the only policy that throws anything away for its age (docs/staleness.md); with
+`rollout.requeue` its prompt gets a new group. All of these give the place back at once.""",
 )
 
 SAMPLE: Final = Lifecycle(
     "sample",
     "waiting",
     {
-        "waiting": ("running", "cancelled"),
-        "running": ("running", "scoring", "scored", "failed", "cancelled"),
-        "scoring": ("scored", "cancelled"),
-        "scored": ("training", "filtered", "cancelled"),
+        "waiting": ("running", "stale", "cancelled"),
+        "running": ("running", "scoring", "scored", "stale", "failed", "cancelled"),
+        "scoring": ("scored", "stale", "cancelled"),
+        "scored": ("training", "filtered", "stale", "cancelled"),
         "training": ("trained",),
         "trained": ("training",),
         "filtered": (),
+        "stale": (),
         "failed": (),
         "cancelled": (),
     },
     """A sample is one answer. It is `waiting` until the prompt of its group is read, `running` while a server writes
 it (a further attempt after a failure is `running` again), `scoring` while its check runs, `scored` when the outcome is
-known, be it a reward or none. It is then trained with its group, or `filtered` where it has no reward or its group is
-filtered. A sample that failed in its last attempt is `failed`; when its group fails because of it, the other members
-are `cancelled`.""",
+known, be it a reward or none. It is then trained with its group, or `filtered` where it has no reward, where it was
+cut and `train.truncated` is `mask`, or where its group is filtered. A sample that failed in its last attempt is
+`failed`; when its group fails because of it, the other members are `cancelled`. With a stale group, those that have no
+fate of their own yet are `stale`.""",
 )
 
 SERVER: Final = Lifecycle(

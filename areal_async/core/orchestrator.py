@@ -139,7 +139,8 @@ class Orchestrator:
         if self._stopping:
             return []
         swaps = self._fleet.swaps(at)
-        return [*train, *swaps, *(self._groups.admit(at) if self._rewards else ())]
+        late = self._groups.stop_late(at) if train else []
+        return [*train, *late, *swaps, *(self._groups.admit(at) if self._rewards else ())]
 
 
 def _ends(commands: list[AnyCommand]) -> str:

@@ -2,14 +2,14 @@
 
 What always holds: one thing at a time (publish, then train); every version is published before the next step; batches
 are kept as plans, so that after a rollback the same steps are trained with the same batches, on a new branch; and no
-batch with a token older than η leaves here.
+batch leaves here in which a token older than η has a gradient, unless `when_older` is `train`.
 """
 
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from areal_async.core import batches
+from areal_async.core import admission, batches
 from areal_async.core.fleet import Fleet
 from areal_async.core.ledger import Group, Ledger
 from areal_async.core.lifecycle import TRAINER, Thing
@@ -69,8 +69,8 @@ class Trainer(Thing):
             groups = self._ledger.choose_batch()
             if not groups:
                 return []
-            self._check_fresh(groups)
             train = batches.form(groups, step=self.version, branch=self.branch, rules=self._rules)
+            self._check_fresh(groups, train)
             self._ledger.hand_over(groups, at)
             self._plans[self.version] = Plan(train, tuple(groups))
         else:
@@ -95,7 +95,8 @@ class Trainer(Thing):
             self._skipped += 1
             if self._skipped > self._rules.nan_budget:
                 return [self._too_many_skipped(event)]
-        forget = Forget(samples=tuple(sample.sample for sample in plan.train.samples))
+        known = (sample for group in plan.groups for sample in group.samples if sample.reward is not None)
+        forget = Forget(samples=tuple(sample.id for sample in known))
         return [forget, self._publish(event.at, event.skipped or f"step {event.step} is done")]
 
     def _too_many_skipped(self, event: StepDone) -> Fail:
@@ -147,15 +148,22 @@ class Trainer(Thing):
             raise IllegalTransition(f"an event tells of branch {branch}, but it is {self.branch}:\n{self.story()}")
         return branch < self.branch or past
 
-    def _check_fresh(self, groups: list[Group]) -> None:
-        """The promise, held against what is really about to be trained."""
-        oldest_allowed = self.version - self._rules.max_staleness
+    def _check_fresh(self, groups: list[Group], train: Train) -> None:
+        """The promise of `when_older`, held against what is really about to be trained.
+
+        wait, drop: no token is older than η. mask: none that is has a gradient. All of them, and train: none is older
+        than its group's floor, so admission has bounded it.
+        """
+        allowed = admission.oldest_allowed(self.version, self._rules)
         for group in groups:
             for sample in group.samples:
                 done = sample.done
-                if sample.reward is not None and done is not None and done.loss_tokens and done.oldest < oldest_allowed:
+                if sample.state != "scored" or done is None or not done.loss_tokens:
+                    continue
+                if max(done.oldest, train.mask_below) < allowed or done.oldest < group.floor:
                     raise IllegalTransition(
                         f"step {self.version} would train {sample.label}, whose oldest token is of version"
-                        f" {done.oldest}; rollout.max_staleness {self._rules.max_staleness} allows {oldest_allowed}."
+                        f" {done.oldest}; rollout.max_staleness {self._rules.max_staleness} and rollout.when_older"
+                        f" {self._rules.when_older} allow {allowed}, its group's floor allows {group.floor}."
                         f" This is an error of areal-async. Its story:\n{sample.story()}\n{group.story()}"
                     )

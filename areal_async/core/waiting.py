@@ -29,7 +29,7 @@ def explain(rules: Rules, ledger: Ledger, fleet: Fleet, trainer: Trainer, groups
     unready = [group for group in ledger.outstanding_groups() if group.state != "ready"]
     if ledger.ready >= rules.batch_groups:
         batch = {group.id for group in ledger.candidates()}
-        stay = admission.blockers(ledger.outstanding_groups(), batch, step=ledger.step, batch_groups=rules.batch_groups)
+        stay = admission.blockers(ledger.outstanding_groups(), batch, step=ledger.step, rules=rules)
         return f"{step} waits for {_groups([group for group in stay if group.state != 'ready'])}"
     missing = rules.batch_groups - ledger.ready
     if unready:

@@ -48,9 +48,10 @@ def test_the_batch_test_is_what_it_says(groups: list[tuple[int, bool]], batch: i
     chosen = {number for number, (_, taken) in enumerate(groups) if taken}
     behind = [group for group in placed if group.id not in chosen]
     passes = all(sum(group.deadline <= step + k for group in behind) <= k * batch for k in range(8))
-    blocking = blockers(placed, chosen, step=step, batch_groups=batch)
+    blocking = blockers(placed, chosen, step=step, rules=make_rules(batch_groups=batch))
     assert (not blocking) == passes
     assert all(group in behind for group in blocking)
+    assert blockers(placed, chosen, step=step, rules=make_rules(batch_groups=batch, when_older="mask")) == []
 
 
 def test_a_group_past_its_deadline_blocks_everything() -> None:

@@ -73,7 +73,7 @@ def no_batch_test(patch: pytest.MonkeyPatch) -> None:
 
 def no_batch_test_and_no_last_look(patch: pytest.MonkeyPatch) -> None:
     no_batch_test(patch)
-    patch.setattr(Trainer, "_check_fresh", lambda _self, _groups: None)
+    patch.setattr(Trainer, "_check_fresh", lambda *_: None)
 
 
 def filtered_groups_count_as_accepted(patch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def one_more_version_is_allowed(patch: pytest.MonkeyPatch) -> None:
 
 def deadlines_are_one_step_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admission, "deadline", lambda floor, rules: floor + rules.max_staleness + 1)
-    patch.setattr(Trainer, "_check_fresh", lambda _self, _groups: None)
+    patch.setattr(Trainer, "_check_fresh", lambda *_: None)
 
 
 def old_branches_are_forgotten(patch: pytest.MonkeyPatch) -> None:

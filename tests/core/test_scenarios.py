@@ -65,7 +65,7 @@ def test_p02_capacity_after_a_restart_counts_from_the_version() -> None:
 
 
 def test_p04_a_rejected_group_gives_its_place_back_at_once() -> None:
-    world = World(make_rules(batch_groups=8, steps=100)).start().settle(*EARLY)
+    world = World(make_rules(batch_groups=8, steps=100, max_filtered=2000)).start().settle(*EARLY)
     world.settle("read", "sample")
     for count, key in enumerate(world.find("score")[:10]):
         world.answer(key, None)
@@ -158,12 +158,13 @@ def test_p12_equal_rewards_are_trained_with_advantage_zero_or_filtered() -> None
     assert dropped.core.balance()["filtered"] == 20
 
 
-def test_filtering_for_ever_ends_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("areal_async.core.groups.MAX_FILTERED_IN_A_ROW", 30)
-    world = World(make_rules(drop_equal=True)).start()
+def test_p12_sampling_again_is_bounded() -> None:
+    """Every group has equal rewards and is filtered; the one over `max_filtered` ends the run, with the reason."""
+    world = World(make_rules(drop_equal=True, max_filtered=30)).start()
     end = world.run_out()
     assert isinstance(end, Fail)
-    assert "30 groups in a row were filtered" in end.why
+    assert "31 groups in a row were filtered, and rollout.max_filtered is 30" in end.why
+    assert "all 1 rewards are equal" in end.why
 
 
 def test_a_straggler_makes_the_batch_test_wait_and_is_named() -> None:
