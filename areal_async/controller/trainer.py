@@ -160,9 +160,10 @@ class Trainer:
 
     async def probe(self, token_ids: npt.NDArray[np.int32], id: str) -> npt.NDArray[np.float32]:
         """Log-probabilities of a sequence under the trainer's present weights, float32 [n]; element 0 is 0."""
-        answer, arrays = await self._router.request(
-            self._names[0], Probe(id=id), [token_ids], id=id, deadline_s=PROBE_TIMEOUT_S
-        )
+        # All of them: with ZeRO 3 no rank has the whole model.
+        parts: list[list[npt.NDArray[np.generic]]] = [[token_ids] for _ in self._names]
+        answers = await self._ask_with_arrays(Probe(id=id), id, PROBE_TIMEOUT_S, parts)
+        answer, arrays = answers[0]
         if not isinstance(answer, ProbeResult) or len(arrays) != 1:
             raise TrainerError(f"the trainer answered a probe with {type(answer).__name__}")
         return arrays[0].astype(np.float32)
@@ -192,6 +193,16 @@ class Trainer:
         parts: Sequence[list[npt.NDArray[np.generic]]] | None = None,
     ) -> list[AnyWire]:
         """Send one message to all ranks; their answers in the order of the ranks. Errors: WireError, the first."""
+        return [answer for answer, _ in await self._ask_with_arrays(message, id, deadline_s, parts)]
+
+    async def _ask_with_arrays(
+        self,
+        message: AnyWire,
+        id: str,
+        deadline_s: float,
+        parts: Sequence[list[npt.NDArray[np.generic]]] | None = None,
+    ) -> list[tuple[AnyWire, list[npt.NDArray[np.generic]]]]:
+        """The same, with the arrays of each answer."""
         try:
             async with asyncio.TaskGroup() as group:
                 asked = [
@@ -203,7 +214,7 @@ class Trainer:
                 ]
         except* WireError as errors:
             raise errors.exceptions[0] from None
-        return [task.result()[0] for task in asked]
+        return [task.result() for task in asked]
 
 
 Answer = TypeVar("Answer", StepDone, Published)

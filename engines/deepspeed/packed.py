@@ -14,8 +14,9 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 
 from areal_async.errors import TrainerError
 
@@ -65,7 +66,7 @@ def packing_of(lengths: list[int], device: torch.device) -> Packing:
     )
 
 
-def packed_logits(model: PreTrainedModel, token_ids: Tensor, packing: Packing, rows: Tensor) -> Tensor:
+def packed_logits(model: Module, token_ids: Tensor, packing: Packing, rows: Tensor) -> Tensor:
     """Logits [N, vocabulary] that follow the tokens at `rows` (int64 [N]) of the packed row token_ids (int64 [T])."""
     output = model(
         input_ids=token_ids[None],

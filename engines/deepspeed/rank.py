@@ -50,15 +50,16 @@ Answer: TypeAlias = tuple[AnyWire, "Sequence[Array]"]
 
 
 class Rank:
-    """Does what messages ask. rank 0 alone writes files."""
+    """Does what messages ask, together with the other ranks; rank 0 alone writes files."""
 
     def __init__(self, spec: TrainerSpec, rank: int, world: int, local_rank: int) -> None:
         import torch
         from transformers.utils.logging import disable_progress_bar
 
         from areal_async.engines.deepspeed.engine import open_engine, start_ranks
-        from areal_async.engines.deepspeed.model import load_model
+        from areal_async.engines.deepspeed.model import load_model, save_activations
         from areal_async.engines.deepspeed.publish import Publisher
+        from areal_async.engines.deepspeed.reference import load_reference
         from areal_async.engines.deepspeed.step import Trainer
 
         device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
@@ -67,10 +68,13 @@ class Rank:
         torch.manual_seed(spec.seed)
         disable_progress_bar()  # stderr is read by people, and its tail stands in errors
         start_ranks(device)
-        engine = open_engine(load_model(spec.model_path, spec.dtype, device), spec)
+        model = load_model(spec.model_path, spec.dtype, device)
+        if spec.gradient_checkpointing:
+            save_activations(model, spec.model_path)
+        reference = load_reference(spec, model, device) if spec.kl_coef else None
         self._spec = spec
         self._rank = rank
-        self._trainer = Trainer(engine, spec, rank, world)
+        self._trainer = Trainer(open_engine(model, spec), spec, rank, world, reference)
         self._publisher = Publisher(spec.shm_prefix)
 
     def manifest(self) -> tuple[ParameterInfo, ...]:
@@ -96,7 +100,7 @@ class Rank:
         self._publisher.close()
 
     def _publish(self, publish: Publish) -> Published:
-        from areal_async.engines.deepspeed.model import published_tensors
+        from areal_async.engines.deepspeed.model import pass_tensors, published_tensors
 
         held = self._trainer.version
         if publish.version != held:
@@ -106,6 +110,8 @@ class Rank:
             self._publisher.free(publish.free)
             tensors = published_tensors(self._trainer.engine.module, self._spec.publish_dtype)
             path, nbytes = self._publisher.publish(publish.version, tensors)
+        else:
+            pass_tensors(self._trainer.engine.module)
         return Published(at=0.0, version=publish.version, branch=publish.branch, location=str(path), nbytes=nbytes)
 
     def _probe(self, probe: Probe, arrays: "Sequence[Array]") -> Answer:
@@ -115,16 +121,18 @@ class Rank:
 
         if len(arrays) != 1 or arrays[0].ndim != 1 or not len(arrays[0]):
             raise TrainerError(f"probe {probe.id}: one array of token ids is needed")
-        module = self._trainer.engine.module
-        token_ids = torch.from_numpy(arrays[0].astype(np.int64)).to(module.device)
-        result = sequence_log_probs(module, token_ids, self._spec.temperature)
+        engine = self._trainer.engine
+        token_ids = torch.from_numpy(arrays[0].astype(np.int64)).to(engine.module.device)
+        result = sequence_log_probs(engine, token_ids, self._spec.temperature)
         return ProbeResult(id=probe.id), (result.to("cpu", torch.float32).numpy(),)
 
     def _save(self, path: Path) -> ModelSaved:
-        from areal_async.engines.deepspeed.model import save_model
+        from areal_async.engines.deepspeed.model import pass_tensors, save_model
 
         if self._rank == 0:
             save_model(self._trainer.engine.module, Path(self._spec.model_path), path)
+        else:
+            pass_tensors(self._trainer.engine.module)
         return ModelSaved(path=str(path), version=self._trainer.version)
 
 
