@@ -1,14 +1,19 @@
-"""Datasets and their order."""
+"""Data files: what a row is, in JSONL and in Parquet, and how a wrong one is named."""
 
-from collections import Counter
+import subprocess
+import sys
+from datetime import datetime
+from decimal import Decimal
 
 import msgspec
+import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from areal_async.errors import DataError
-from areal_async.rollout.data import Dataset, Positions, order
+from areal_async.rollout.data import Dataset, Row
 
 
 @pytest.fixture
@@ -119,45 +124,157 @@ def test_files_that_are_no_data(load):
         Dataset.load("none.jsonl", "prompt", "answer")
 
 
-# ------------------------------------------------------------------------------------------------------------ the order
+# -------------------------------------------------------------------------------------------------------- several files
 
 
-def test_the_order_is_pinned():
-    """It must never change, or a resumed run would go through its data in another order."""
-    assert [list(order(8, 0, epoch)) for epoch in (0, 1)] == PINNED
-    assert list(order(8, 1, 0)) != PINNED[0]
-    assert list(order(1, 0, 0)) == [0]
+def test_several_files_are_one_after_another(load, tmp_path):
+    load('{"prompt": "a"}', "", '{"prompt": "b"}')
+    (tmp_path / "e.jsonl").write_text('\n{"prompt": "c"}\n')
+    data = Dataset.load_all(["d.jsonl", "e.jsonl", "d.jsonl"], "prompt", "answer")
+    assert [row.prompt for row in data.rows] == ["a", "b", "c", "a", "b"]
+    assert data.files == (range(2), range(2, 3), range(3, 5))
+    assert [data.where(row) for row in range(5)] == ["d.jsonl:1", "d.jsonl:3", "e.jsonl:2", "d.jsonl:1", "d.jsonl:3"]
 
 
-PINNED = [[0, 7, 2, 5, 6, 3, 1, 4], [3, 2, 0, 7, 1, 4, 5, 6]]
+def test_the_wrong_lines_of_all_files_are_named(load, tmp_path):
+    (tmp_path / "e.jsonl").write_text('{"prompt": "c"}\n\n5\n')
+    (tmp_path / "d.jsonl").write_text("x")
+    with pytest.raises(DataError) as caught:
+        Dataset.load_all(["d.jsonl", "e.jsonl", "none.jsonl"], "prompt", "answer")
+    assert [line.partition(": ")[0] for line in str(caught.value).split("\n")] == [
+        "d.jsonl:1", "e.jsonl:3", "none.jsonl",
+    ]  # fmt: skip
 
 
-def test_the_order_is_fair():
-    """Each row comes first about equally often: 6,000 orders of 6 rows; 1,000 ± 5 standard deviations (29)."""
-    first = Counter(order(6, seed, 0)[0] for seed in range(6000))
-    assert all(855 < first[row] < 1145 for row in range(6))
+# -------------------------------------------------------------------------------------------------------------- Parquet
 
 
-@given(n=st.integers(1, 40), seed=st.integers(0, 2**63), epochs=st.integers(1, 4), data=st.data())
-def test_each_epoch_has_every_row_once_in_whatever_order_it_is_asked(n, seed, epochs, data):
-    positions = Positions(n, seed, shuffle=True, epochs=epochs)
-    rows: dict[int, int | None] = {}
-    for position in data.draw(st.permutations(range(n * epochs))):
-        rows[position] = positions.row(position)
-    for epoch in range(epochs):
-        assert [rows[epoch * n + i] for i in range(n)] == list(order(n, seed, epoch))
-        assert sorted(order(n, seed, epoch)) == list(range(n))
-    assert positions.row(n * epochs) is None
-    assert positions.row(n * epochs + 7) is None
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """Write rows as a Parquet file and read it back; columns and their types are found as pyarrow finds them."""
+    monkeypatch.chdir(tmp_path)
+
+    def table(rows: list[dict[str, object]], schema: pa.Schema | None = None) -> Dataset:
+        if schema is None:  # pyarrow takes the columns of the first row
+            rows = [{key: None for other in rows for key in other} | row for row in rows]
+        parquet.write_table(pa.Table.from_pylist(rows, schema=schema), "d.parquet")
+        return Dataset.load("d.parquet", "prompt", "answer")
+
+    return table
 
 
-def test_five_prompts_for_a_batch_of_eight_repeat():
-    positions = Positions(5, 0, shuffle=True, epochs=None)
-    batch = [positions.row(position) for position in range(8)]
-    assert sorted(batch[:5]) == list(range(5))
-    assert None not in batch
+def values(row: Row) -> dict[str, object]:
+    return {key: msgspec.msgpack.decode(raw) for key, raw in row.columns.items()}
 
 
-def test_without_shuffling_rows_come_in_order():
-    positions = Positions(3, 0, shuffle=False, epochs=2)
-    assert [positions.row(position) for position in range(7)] == [0, 1, 2, 0, 1, 2, None]
+def test_keys_that_a_table_filled_in_are_dropped_again(table):
+    """P32: nested dicts with different keys, and test lists."""
+    data = table([
+        {"prompt": "a", "answer": "1", "tests": [{"in": [1, 2], "out": "x"}, {"in": [3]}], "meta": {"deep": {"a": 1}}},
+        {"prompt": "b", "answer": "2", "tests": [], "meta": {"deep": {"b": [None, 2]}, "other": True}},
+        {"prompt": "c", "answer": None, "only": "c"},
+    ])  # fmt: skip
+    assert [values(row) for row in data.rows] == [
+        {"tests": [{"in": [1, 2], "out": "x"}, {"in": [3]}], "meta": {"deep": {"a": 1}}},
+        {"tests": [], "meta": {"deep": {"b": [None, 2]}, "other": True}},
+        {"only": "c"},
+    ]
+    assert [(row.line, row.prompt, row.answer) for row in data.rows] == [(1, "a", "1"), (2, "b", "2"), (3, "c", None)]
+    assert data.where(1) == "d.parquet:2"
+
+
+def test_messages_of_a_table(table):
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u", "name": "me"}]
+    data = table([{"prompt": messages, "answer": 5}, {"prompt": messages[1:], "answer": -7}])
+    assert data.rows[0].prompt == ({"role": "system", "content": "s"}, {"role": "user", "content": "u", "name": "me"})
+    assert [row.answer for row in data.rows] == ["5", "-7"]
+
+
+def test_types_of_a_table(table):
+    schema = pa.schema([
+        ("prompt", pa.dictionary(pa.int32(), pa.large_string())),
+        ("answer", pa.decimal128(10, 2)),
+        ("map", pa.map_(pa.string(), pa.int64())),
+        ("when", pa.timestamp("us")),
+        ("list", pa.list_(pa.float32(), 2)),
+        ("bytes", pa.binary()),
+    ])  # fmt: skip
+    when = datetime(2024, 2, 3)
+    (row,) = table(
+        [
+            {
+                "prompt": "p", "answer": Decimal("0.10"), "map": [("a", 1)], "when": when, "list": [0.5, 1.0],
+                "bytes": b"x",
+            }
+        ],
+        schema,
+    ).rows  # fmt: skip
+    assert (row.prompt, row.answer) == ("p", "0.10")
+    assert values(row) == {"map": {"a": 1}, "when": when.isoformat(), "list": [0.5, 1.0], "bytes": b"x"}
+
+
+def test_wrong_rows_of_a_table_are_named(table, tmp_path):
+    with pytest.raises(DataError) as caught:
+        table([{"prompt": "", "answer": 1}, {"prompt": "b", "answer": 1}, {"answer": 2}])
+    assert str(caught.value).split("\n") == [
+        "d.parquet:1: column 'prompt' is empty",
+        "d.parquet:3: no column 'prompt'; it has answer",
+    ]
+    with pytest.raises(DataError, match=r"^d\.parquet:1: column 'prompt' must be text or a list of messages$"):
+        table([{"prompt": 5}])
+    with pytest.raises(DataError, match=r"^d\.parquet: holds no rows$"):
+        table([], pa.schema([("prompt", pa.string())]))
+    (tmp_path / "d.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(DataError, match=r"^d\.parquet: not a Parquet file that can be read, after row 0: "):
+        Dataset.load("d.parquet", "prompt", "answer")
+
+
+def test_many_rows_of_a_table_in_many_groups(tmp_path):
+    path = str(tmp_path / "d.parquet")
+    table = pa.table({"prompt": [f"p{i}" for i in range(5000)], "answer": range(5000)})
+    parquet.write_table(table, path, row_group_size=700)
+    data = Dataset.load(path, "prompt", "answer")
+    assert [(row.line, row.prompt, row.answer) for row in data.rows] == [(i + 1, f"p{i}", str(i)) for i in range(5000)]
+
+
+def test_reading_a_table_loads_nothing_heavy(tmp_path):
+    parquet.write_table(pa.table({"prompt": ["a"]}), tmp_path / "d.parquet")
+    program = (
+        "import sys; from areal_async.rollout.data import Dataset; assert 'pyarrow' not in sys.modules;"
+        f"Dataset.load({str(tmp_path / 'd.parquet')!r}, 'prompt', 'answer');"
+        "print([m for m in ('torch', 'transformers', 'datasets', 'pandas') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+# what JSON can say, as tables can hold it: one type a column
+texts = st.text(max_size=5)
+structs = st.dictionaries(st.sampled_from("abc"), st.integers(-9, 9) | st.none(), max_size=3)
+
+
+@settings(max_examples=50)
+@given(
+    rows=st.lists(
+        st.fixed_dictionaries(
+            {"prompt": texts.filter(bool)}, optional={"x": structs, "y": st.lists(structs, max_size=2)}
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_a_table_gives_back_what_json_says_without_nulls(tmp_path_factory, rows):
+    """A struct is never filled in, and one that is wholly empty stays if it was there."""
+    path = str(tmp_path_factory.getbasetemp() / "any.parquet")
+    fields = pa.struct([(name, pa.int64()) for name in "abc"])
+    schema = pa.schema([("prompt", pa.string()), ("x", fields), ("y", pa.list_(fields))])
+    parquet.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+    data = Dataset.load(path, "prompt", "answer")
+
+    def bare(struct: dict[str, int | None]) -> dict[str, int]:
+        return {key: value for key, value in struct.items() if value is not None}
+
+    assert [values(row) for row in data.rows] == [
+        ({"x": bare(row["x"])} if "x" in row else {}) | ({"y": [bare(s) for s in row["y"]]} if "y" in row else {})
+        for row in rows
+    ]

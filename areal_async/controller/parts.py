@@ -46,6 +46,7 @@ from areal_async.messages import (
     PeerKind,
     Publish,
     ReadGroup,
+    Restart,
     Score,
     StartSample,
     StepDone,
@@ -54,8 +55,8 @@ from areal_async.messages import (
     Train,
     Woke,
 )
-from areal_async.rollout.data import Dataset, Positions
 from areal_async.rollout.text import Text
+from areal_async.rollout.training_data import load as load_training_data
 from areal_async.rollout.workflow import Workflow, load_workflow
 from areal_async.specs import reward_spec, run_sampling, server_identity
 from areal_async.wire.router import Router
@@ -83,8 +84,8 @@ class Parts:
         self._config = config
         self._workflow = workflow or load_workflow(config.rollout.workflow, config.import_path)
         self._reward_spec = reward_spec(config, reward)
-        self._dataset = Dataset.load(config.data.train[0], config.data.prompt_key, config.data.answer_key)
         self._text = Text(config.model.path, config.data.chat_template)
+        self._data = load_training_data(config, self._text, server_identity(config, self._text).context_tokens)
         self._core = Orchestrator(config.rules)
         self._on_row = on_row
         self._recipes = recipes
@@ -107,6 +108,9 @@ class Parts:
         stack.callback(log.close)
         log.append(self._config.rules)
         log.append(self._first_note())
+        if self._data.left_out:
+            logger.info("%s", self._data.left_out_in_words())
+            log.append(self._note_of_long_prompts())
         self._log = log
         self._address = f"ipc://{self.folder.socket('wire')}"
         router = await stack.enter_async_context(Router(self._address, self._secret, self._on_joined, self._on_lost))
@@ -137,8 +141,7 @@ class Parts:
         )
         self._take = self._turn.take
         identity = server_identity(config, self._text)
-        positions = Positions(len(self._dataset.rows), config.seed, config.data.shuffle, config.data.epochs)
-        self._prompts = Prompts(self._dataset, positions, self._text)
+        self._prompts = Prompts(self._data)
         self._trainer = Trainer(config, self._recipes, router, samples, crew, take=self._take, now=self.now)
         self._rewards = Rewards(
             config.reward, self._reward_spec, self._recipes, router, samples, crew, take=self._take, now=self.now
@@ -148,9 +151,10 @@ class Parts:
             self._recipes,
             crew,
             identity,
+            self.folder,
             probe_prompts=self._probe_prompts,
             probe_trainer=self._trainer.probe,
-            paused=lambda change: self._meter.paused(self.now(), change),
+            paused=lambda change: None,
             take=self._take,
             now=self.now,
         )
@@ -162,11 +166,13 @@ class Parts:
             seed=config.seed,
         )
         self._rollouts = Rollouts(
-            self._prompts, self._workflow, self._servers.clients, settings, samples, log, crew,
-            has_died=self._servers.has_died, take=self._take, now=self.now,
+            self._prompts, self._workflow, self._servers.fleet, settings, samples, log, crew,
+            take=self._take, now=self.now,
         )  # fmt: skip
         metrics = self.folder.root / "metrics.jsonl"
-        self._record = Record(metrics, self._core, samples, self._rollouts, self._meter, self._on_row)
+        self._record = Record(
+            metrics, config.rules, self._core, samples, self._rollouts, self._meter, self._on_row
+        )
 
     def _start_children(self, stack: AsyncExitStack) -> None:
         folder, wire = self.folder, (self._address, self._secret)
@@ -175,10 +181,7 @@ class Parts:
         )
         self._crew.start(self._rewards.start(stack, *wire, folder.runtime, folder.stderr), "start of the rewards")
         for name in self._servers.names():
-            file = f"server-{name}"
-            self._crew.start(
-                self._servers.start(stack, name, folder.socket(file), folder.stderr(file)), f"start of server {name}"
-            )
+            self._crew.start(self._servers.start(stack, name), f"start of server {name}")
 
     def _probe_prompts(self) -> list[list[int]]:
         """The first prompts of the run: what its servers will be asked."""
@@ -191,6 +194,10 @@ class Parts:
             what="run",
             data={"name": self._config.name, "python": sys.version.split()[0], "areal_async": __version__},
         )
+
+    def _note_of_long_prompts(self) -> Note:
+        data = self._data
+        return Note(at=0.0, what="long_prompts", data={"left_out": data.left_out, "max_prompt_tokens": data.limit})
 
     def _outcome(self, reason: str, model: Path | None) -> RunResult:
         rows, meter = self._record.rows, self._meter
@@ -223,6 +230,8 @@ class Parts:
                 self._trainer.publish(command)
             case Swap():
                 self._servers.swap(command)
+            case Restart():
+                self._servers.restart(command)
             case Cancel():
                 self._rewards.cancel(command)
                 self._rollouts.cancel(command)
@@ -268,6 +277,8 @@ class Parts:
             logger.warning("step %d: the update was left out: %s", event.step, event.skipped)
         elif isinstance(event, Failed):
             logger.warning("%s", event.why)
+        elif isinstance(event, Lost) and event.peer == "server":
+            logger.warning("server %s is lost: %s", event.id, event.why)
         if isinstance(event, StepDone):
             self._crew.start(self._log.sync(), f"sync of the log after step {event.step}")
 
@@ -283,7 +294,10 @@ class Parts:
 
     def phase(self) -> str:
         """What the run is doing, or what it waits for."""
-        return self._phase or self._core.waiting()
+        return self._phase or self._waiting()
+
+    def _waiting(self) -> str:
+        return "; ".join(words for words in (self._core.waiting(), self._servers.fleet.waits()) if words)
 
     async def _watch_for_standstill(self) -> None:
         told_s = WATCHDOG_S
@@ -294,5 +308,5 @@ class Parts:
             if silent_s < WATCHDOG_S:
                 told_s = WATCHDOG_S
             elif silent_s >= told_s:
-                logger.warning("nothing has moved for %.0f s. %s", silent_s, self._core.waiting())
+                logger.warning("nothing has moved for %.0f s. %s", silent_s, self._waiting())
                 told_s *= 2

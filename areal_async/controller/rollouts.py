@@ -1,13 +1,13 @@
 """Carries out what the core says about prompts and samples: reads prompts, runs workflows, reports how they ended.
 
-What always holds: each started sample ends in exactly one event (`SampleDone` or `Failed`) unless it is cancelled or
-its server has died, which `Lost` tells; nothing runs past its deadline; an exception of a workflow is reported with
-its traceback, never swallowed.
+What always holds: each started sample ends in exactly one event (`SampleDone` or `Failed`) unless it is cancelled,
+whatever becomes of its server; nothing runs past its deadline; an exception of a workflow is reported with its
+traceback, never swallowed.
 """
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,16 +23,18 @@ from areal_async.messages import (
     DataEnded,
     Failed,
     GroupRead,
+    Note,
     ReadGroup,
     SampleDone,
     SampleId,
     StartSample,
 )
-from areal_async.rollout.data import Dataset, Positions
+from areal_async.rollout.data import Dataset
+from areal_async.rollout.fleet import Fleet
 from areal_async.rollout.session import Session
 from areal_async.rollout.text import Text
+from areal_async.rollout.training_data import TrainingData
 from areal_async.rollout.types import Sampling
-from areal_async.rollout.vllm_http import VllmClient
 from areal_async.rollout.workflow import Prompt, Workflow
 
 KEPT_PROMPTS = 256  # a group's samples start together; a later attempt may read its row again
@@ -52,19 +54,18 @@ class RolloutSettings:
 class Prompts:
     """The run's data in the order in which it is asked; the latest rows are kept tokenized for their samples."""
 
-    def __init__(self, dataset: Dataset, positions: Positions, text: Text) -> None:
-        self._dataset = dataset
-        self._positions = positions
-        self._text = text
+    def __init__(self, data: TrainingData) -> None:
+        self._data = data
         self._kept: dict[int, Prompt] = {}
 
     def at(self, position: int) -> Prompt | None:
         """The prompt at a position of the data order; None past the last epoch. Errors: DataError with file:line."""
         if position not in self._kept:
-            row = self._positions.row(position)
+            row = self._data.positions.row(position)
             if row is None:
                 return None
-            self._kept[position] = read_prompt(self._dataset, self._text, row, position)
+            prompt = read_prompt(self._data.dataset, self._data.text, row, position)
+            self._kept[position] = self._data.fitted(prompt)
             if len(self._kept) > KEPT_PROMPTS:
                 del self._kept[next(iter(self._kept))]
         return self._kept[position]
@@ -82,38 +83,51 @@ def read_prompt(dataset: Dataset, text: Text, row: int, position: int) -> Prompt
 
 
 class Rollouts:
-    """The samples in flight."""
+    """The samples in flight.
+
+    tokens_generated: response tokens of finished answers. tokens_inferred: tokens of streams that broke, which were
+    kept and given the oldest version that can have drawn them. requests_again: requests that went to another server,
+    or again to the same one.
+    """
 
     def __init__(
         self,
         prompts: Prompts,
         workflow: Workflow,
-        clients: Mapping[str, VllmClient],
+        fleet: Fleet,
         settings: RolloutSettings,
         samples: Samples,
         log: RunLog,
         crew: Crew,
         *,
-        has_died: Callable[[str], Awaitable[bool]],
         take: Callable[[AnyEvent, PayloadRef | None], None],
         now: Callable[[], float],
     ) -> None:
         self._prompts = prompts
         self._workflow = workflow
-        self._clients = clients
+        self._fleet = fleet
         self._settings = settings
         self._samples = samples
         self._log = log
         self._crew = crew
-        self._has_died = has_died
         self._take = take
         self._now = now
         self._running: dict[tuple[SampleId, int], asyncio.Task[None]] = {}
+        self._sessions: dict[SampleId, Session] = {}
         self.tokens_generated = 0
+        self.tokens_inferred = 0
+        self.requests_again = 0
 
     @property
     def in_flight(self) -> int:
         return len(self._running)
+
+    def tokens_so_far(self, sample: SampleId) -> int:
+        """Tokens sampled for a sample that is in memory, finished or not, partial answers included; else 0."""
+        if sample in self._samples:
+            return self._samples[sample].length
+        session = self._sessions.get(sample)
+        return session.tokens_so_far if session is not None else 0
 
     def read_group(self, command: ReadGroup) -> None:
         """Answer with GroupRead, DataEnded, or Failed where the prompt can't be used."""
@@ -151,8 +165,10 @@ class Rollouts:
     async def _roll(self, command: StartSample) -> None:
         prompt = self._prompts.at(command.position)
         assert prompt is not None, f"sample {command.sample} was started before its prompt was read"
-        session = Session(
-            self._clients[command.server],
+        session = self._sessions[command.sample] = Session(
+            self._fleet,
+            server=command.server,
+            floor=command.floor,
             sample=command.sample,
             attempt=command.attempt,
             run_seed=self._settings.seed,
@@ -160,17 +176,19 @@ class Rollouts:
             context=self._settings.context,
             vocab_size=self._settings.vocab_size,
             deadline_s=self._settings.timeout_s,
+            note=self._note,
         )
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 sample = await self._workflow.run(session, prompt)
             sample.check()
         except Exception as error:  # of a workflow: whatever it is, the sample has failed with it
-            if isinstance(error, ServerError) and await self._has_died(command.server):
-                return
             why = _why(error, command, self._settings.timeout_s)
             self._take(Failed(at=self._now(), of="sample", id=command.sample, attempt=command.attempt, why=why), None)
             return
+        finally:
+            if self._sessions.get(command.sample) is session:
+                del self._sessions[command.sample]
         kept = Kept(sample, command.attempt, prompt, sample.reward)
         self._samples[command.sample] = kept
         self.tokens_generated += kept.length
@@ -180,6 +198,14 @@ class Rollouts:
             [sample.token_ids, sample.loss_mask, sample.logprobs, sample.versions],
         )
         self._take(_done(command, kept, self._now()), payload)
+
+
+    def _note(self, what: str, data: dict[str, str | int]) -> None:
+        inferred = data["inferred"]
+        assert isinstance(inferred, int)
+        self.tokens_inferred += inferred
+        self.requests_again += what != "completed"
+        self._log.append(Note(at=self._now(), what=what, data={**data}))
 
 
 def _done(command: StartSample, kept: Kept, at: float) -> SampleDone:

@@ -1,36 +1,35 @@
-"""Problems to train on: JSONL files, and the order in which a run goes through them.
+"""Problems to train on: JSONL and Parquet files, each row checked.
 
-What always holds: each line is one row with a number of its own, whatever columns it has, so two rows with the same
-`id` are never taken for one another. Columns beside prompt and answer come through as they are written: nothing is
-filled in, dropped or made of one shape. Every error names file and line. The order is a pure function of the number
-of rows, the seed and the epoch.
+What always holds: each row has a number of its own, whatever columns it has, so two rows with the same `id` are never
+taken for one another. Columns beside prompt and answer come through as they are written: nothing is filled in, dropped
+or made of one shape (what a Parquet table filled in with null is left out again: `parquet`). Every error names file and
+line (of a Parquet file: the row). The order in which rows are asked is made in `order`.
 """
 
+import bisect
 import difflib
-import hashlib
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import msgspec
 
 from areal_async.errors import DataError
+from areal_async.rollout import parquet
+from areal_async.rollout.values import Json
 
-Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 Message: TypeAlias = dict[str, Json]
 PromptValue: TypeAlias = str | tuple[Message, ...]
 
 ERRORS_SHOWN: Final = 10  # of one file; more would bury the first
-EPOCHS_KEPT: Final = 2  # a retry reaches back over an epoch's border, seldom further
 
 
 class Row(msgspec.Struct, frozen=True):
     """One problem.
 
-    line: in the file, from 1. prompt: text, or chat messages. answer: the right one as text; a number is the text that
-    was written (`0.10` stays "0.10"). columns: all other columns, each a value in msgpack (what the wire speaks:
-    `msgspec.msgpack.decode(raw)` gives it back).
+    line: in the file, from 1; of a Parquet file the row. prompt: text, or chat messages. answer: the right one as text;
+    a number is the text that was written (`0.10` stays "0.10"). columns: all other columns, each a value in msgpack
+    (what the wire speaks: `msgspec.msgpack.decode(raw)` gives it back).
     """
 
     line: int
@@ -40,83 +39,75 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Dataset:
-    """The rows of a file, in its order; a row's number is its index in `rows`."""
+    """The rows of one file or several, file after file; a row's number is its index in `rows`."""
 
-    def __init__(self, path: str, rows: Sequence[Row]) -> None:
-        self.path: Final = path
+    def __init__(self, paths: Sequence[str], files: Sequence[range], rows: Sequence[Row]) -> None:
+        """files: numbers of the rows of each path, one range after another."""
+        self.paths: Final = tuple(paths)
+        self.files: Final = tuple(files)
         self.rows: Final = rows
 
     @classmethod
     def load(cls, path: str, prompt_key: str, answer_key: str) -> "Dataset":
-        """Read a JSONL file; blank lines are skipped.
+        """Read one file. Errors: as `load_all`."""
+        return cls.load_all((path,), prompt_key, answer_key)
 
-        Errors: DataError, a line `file:line: what` for each wrong line (the first ten); or `file: what`.
+    @classmethod
+    def load_all(cls, paths: Sequence[str], prompt_key: str, answer_key: str) -> "Dataset":
+        """Read JSONL files (blank lines are skipped) and Parquet files, told apart by how they begin.
+
+        Errors: DataError, a line `file:line: what` for each wrong line (the first ten of a file); or `file: what`.
         """
         rows: list[Row] = []
+        files: list[range] = []
         wrong: list[str] = []
-        for number, line in _lines(path):
+        for path in paths:
+            first = len(rows)
             try:
-                rows.append(_row(number, line, prompt_key, answer_key))
+                rows += _file(path, prompt_key, answer_key)
             except DataError as error:
-                wrong.append(f"{path}:{number}: {error}")
+                wrong.append(str(error))
+            files.append(range(first, len(rows)))
         if wrong:
-            more = len(wrong) - ERRORS_SHOWN
-            raise DataError("\n".join(wrong[:ERRORS_SHOWN] + ([f"{path}: and {more} more such lines"] * (more > 0))))
-        if not rows:
-            raise DataError(f"{path}: holds no rows; a JSONL file has one JSON object a line")
-        return cls(path, rows)
+            raise DataError("\n".join(wrong))
+        return cls(paths, files, rows)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def where(self, row: int) -> str:
         """`data/train.jsonl:17`."""
-        return f"{self.path}:{self.rows[row].line}"
+        file = bisect.bisect_right(self.files, row, key=lambda rows: rows.start) - 1
+        return f"{self.paths[file]}:{self.rows[row].line}"
 
 
-def order(n: int, seed: int, epoch: int) -> Sequence[int]:
-    """A shuffled range(n): the order of the rows in this epoch (from 0).
-
-    Fisher and Yates's shuffle over the numbers of a Mersenne Twister (MT19937) that is seeded by SHA-256 of
-    "seed/epoch". Of Python's generator only `random()` is used: it is the one method that the library promises to keep
-    the same for a given seed; `random.shuffle` has changed between versions.
-    """
-    seeded = hashlib.sha256(f"{seed}/{epoch}".encode()).digest()
-    draw = random.Random(int.from_bytes(seeded, "big")).random
-    rows = list(range(n))
-    for last in range(n - 1, 0, -1):
-        other = int(draw() * (last + 1))
-        rows[last], rows[other] = rows[other], rows[last]
+def _file(path: str, prompt_key: str, answer_key: str) -> list[Row]:
+    rows: list[Row] = []
+    wrong: list[str] = []
+    in_parquet = parquet.is_parquet(path)
+    for number, row in (_parquet if in_parquet else _jsonl)(path, prompt_key, answer_key):
+        if isinstance(row, DataError):
+            wrong.append(f"{path}:{number}: {row}")
+        else:
+            rows.append(row)
+    if wrong:
+        more, kind = len(wrong) - ERRORS_SHOWN, "rows" if in_parquet else "lines"
+        raise DataError("\n".join(wrong[:ERRORS_SHOWN] + [f"{path}: and {more} more such {kind}"] * (more > 0)))
+    if not rows:
+        raise DataError(f"{path}: holds no rows" + ("" if in_parquet else "; a JSONL file has one JSON object a line"))
     return rows
 
 
-class Positions:
-    """Which row stands at a position of the run, epochs one after another. A function of its arguments alone."""
-
-    def __init__(self, n: int, seed: int, shuffle: bool, epochs: int | None) -> None:
-        """n: rows, at least 1. shuffle: a new order for each epoch. epochs: None for as many as are asked for."""
-        self._n = n
-        self._seed = seed
-        self._shuffle = shuffle
-        self._epochs = epochs
-        self._orders: dict[int, Sequence[int]] = {}
-
-    def row(self, position: int) -> int | None:
-        """Number of the row; None past the last epoch."""
-        epoch, index = divmod(position, self._n)
-        if self._epochs is not None and epoch >= self._epochs:
-            return None
-        return self._order(epoch)[index] if self._shuffle else index
-
-    def _order(self, epoch: int) -> Sequence[int]:
-        if epoch not in self._orders:
-            while len(self._orders) >= EPOCHS_KEPT:
-                del self._orders[min(self._orders)]
-            self._orders[epoch] = order(self._n, self._seed, epoch)
-        return self._orders[epoch]
-
-
 # ------------------------------------------------------------------------------------------------------ reading lines
+
+
+def _jsonl(path: str, prompt_key: str, answer_key: str) -> Iterator[tuple[int, Row | DataError]]:
+    """Rows, and what is wrong with the others, with their line numbers from 1."""
+    for number, line in _lines(path):
+        try:
+            yield number, _of_line(number, line, prompt_key, answer_key)
+        except DataError as error:
+            yield number, error
 
 
 def _lines(path: str) -> Iterator[tuple[int, bytes]]:
@@ -138,7 +129,7 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ANY: Final = msgspec.json.Decoder()
 
 
-def _row(number: int, line: bytes, prompt_key: str, answer_key: str) -> Row:
+def _of_line(number: int, line: bytes, prompt_key: str, answer_key: str) -> Row:
     try:
         line.decode()  # the decoder passes over bytes that aren't text inside values it doesn't look at
         values = _OBJECT.decode(line)
@@ -151,16 +142,11 @@ def _row(number: int, line: bytes, prompt_key: str, answer_key: str) -> Row:
     if prompt_key not in values:
         raise DataError(_no_column(prompt_key, "data.prompt_key", values))
     prompt = _prompt(_decoded(prompt_key, values.pop(prompt_key)), prompt_key)
-    answer = _answer(values.pop(answer_key), answer_key) if answer_key in values else None
-    return Row(number, prompt, answer, {key: _msgpack(key, raw) for key, raw in values.items()})
-
-
-def _no_column(key: str, option: str, values: dict[str, msgspec.Raw]) -> str:
-    close = difflib.get_close_matches(key, list(values), 1) or [
-        name for name in ("question", "messages", "problem", "input") if name in values
-    ]
-    known = f"set {option} if it is {close[0]!r}" if close else f"it has {', '.join(values) or 'none'}"
-    return f"no column {key!r}; {known}"
+    answer = None
+    if answer_key in values:
+        raw = values.pop(answer_key)
+        answer = _answer(_decoded(answer_key, raw), answer_key, written=bytes(raw).decode().strip())
+    return Row(number, prompt, answer, {key: _msgpack(key, _decoded(key, raw)) for key, raw in values.items()})
 
 
 def _decoded(key: str, raw: msgspec.Raw) -> Json:
@@ -171,15 +157,52 @@ def _decoded(key: str, raw: msgspec.Raw) -> Json:
     return value
 
 
-def _msgpack(key: str, raw: msgspec.Raw) -> msgspec.Raw:
+# ------------------------------------------------------------------------------------------------------- Parquet rows
+
+
+def _parquet(path: str, prompt_key: str, answer_key: str) -> Iterator[tuple[int, Row | DataError]]:
+    """The same of a Parquet file, rows counted from 1."""
+    for number, values in parquet.rows(path):
+        try:
+            yield number, _of_values(number, values, prompt_key, answer_key)
+        except DataError as error:
+            yield number, error
+
+
+def _of_values(number: int, values: dict[str, Json], prompt_key: str, answer_key: str) -> Row:
+    if prompt_key not in values:
+        raise DataError(_no_column(prompt_key, "data.prompt_key", values))
+    prompt = _prompt(values.pop(prompt_key), prompt_key)
+    answer = values.pop(answer_key, None)
+    return Row(
+        number,
+        prompt,
+        _answer(answer, answer_key, written=str(answer)),
+        {key: _msgpack(key, value) for key, value in values.items()},
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- what a row is
+
+
+def _no_column(key: str, option: str, values: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(key, list(values), 1) or [
+        name for name in ("question", "messages", "problem", "input") if name in values
+    ]
+    known = f"set {option} if it is {close[0]!r}" if close else f"it has {', '.join(values) or 'none'}"
+    return f"no column {key!r}; {known}"
+
+
+def _msgpack(key: str, value: Json) -> msgspec.Raw:
     try:
-        return msgspec.Raw(msgspec.msgpack.encode(_decoded(key, raw)))
+        return msgspec.Raw(msgspec.msgpack.encode(value))
     except OverflowError as error:
         raise DataError(f"column {key!r}: a whole number of more than 64 bits; write it as text, in quotes") from error
+    except TypeError as error:  # of Parquet's types those that msgpack has no form for
+        raise DataError(f"column {key!r}: {error}; write it as text") from error
 
 
-def _answer(raw: msgspec.Raw, key: str) -> str | None:
-    value = _decoded(key, raw)
+def _answer(value: Json, key: str, written: str) -> str | None:
     match value:
         case None | str():
             return value
@@ -189,7 +212,7 @@ def _answer(raw: msgspec.Raw, key: str) -> str | None:
                 "reward functions get them all"
             )
         case _:
-            return bytes(raw).decode().strip()
+            return written
 
 
 def _prompt(value: Json, key: str) -> PromptValue:

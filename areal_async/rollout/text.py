@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, Literal
 import tokenizers
 
 from areal_async.errors import ConfigError, DataError
-from areal_async.rollout.data import Json, PromptValue
+from areal_async.rollout.data import PromptValue
+from areal_async.rollout.values import Json
 
 if TYPE_CHECKING:
     import jinja2
@@ -23,6 +24,8 @@ ChatTemplate = Literal["auto", "plain"]
 
 # What a configuration calls the length of its position embeddings, newest name first.
 _CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+UNKNOWN_LENGTH: Final = 1 << 40  # longer than any context: only tokenizing tells
+_NFC_GROWTH: Final = 3  # bytes of UTF-8 that one becomes at most, where a text is brought into normal form C
 _SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -47,6 +50,7 @@ class Text:
         self.eos_token_ids: Final = self._end_tokens(folder)
         """Tokens that end an answer: the tokenizer's EOS and those of generation_config.json, ascending."""
         self._prefix = self._added_in_front()
+        self._frames: dict[tuple[str, ...], int] = {}
 
     @property
     def vocab_size(self) -> int:
@@ -91,9 +95,48 @@ class Text:
         encodings = self._tokenizer.encode_batch_fast([self.render(p) for p in prompts], add_special_tokens=False)
         return [self._finish(p, encoding.ids) for p, encoding in zip(prompts, encodings, strict=True)]
 
+    def most_tokens(self, prompt: PromptValue) -> int:
+        """A number that the prompt's tokens can't exceed, without tokenizing it (some 1 µs).
+
+        A token is at least one byte of the text, which is the contents and what the template writes around them. (NFC,
+        which some tokenizers apply first, makes up to three bytes of one; those that write single characters out at
+        greater length are none of causal models.) Templates that write contents twice would break it.
+        """
+        if isinstance(prompt, str):
+            if self._as_it_stands(prompt):
+                return _most_bytes(prompt) + len(self._prefix)
+            return _most_bytes(prompt) + self._frame(("user",))
+        contents = [message["content"] for message in prompt]
+        if any(message.keys() != {"role", "content"} for message in prompt):
+            return UNKNOWN_LENGTH
+        bytes_ = sum(_most_bytes(content) if isinstance(content, str) else UNKNOWN_LENGTH for content in contents)
+        return bytes_ + self._frame(tuple(str(message["role"]) for message in prompt))
+
+    def cut(self, token_ids: list[int], limit: int) -> list[int]:
+        """The last `limit` tokens; where a BOS leads, it stays and is one of them."""
+        if len(token_ids) <= limit:
+            return token_ids
+        if token_ids[0] == self.bos_token_id:
+            return [token_ids[0], *token_ids[len(token_ids) - limit + 1 :]]
+        return token_ids[-limit:]
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens written out."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _frame(self, roles: tuple[str, ...]) -> int:
+        """Bytes that the template writes for messages of these roles without any content."""
+        if roles not in self._frames:
+            try:
+                rendered = self.render(tuple({"role": role, "content": ""} for role in roles))
+                self._frames[roles] = _most_bytes(rendered)
+            except DataError:  # it may want contents; whether the prompt itself is refused is found when it is rendered
+                self._frames[roles] = UNKNOWN_LENGTH
+        return self._frames[roles]
 
     def _as_it_stands(self, prompt: str) -> bool:
         """Also a string that begins with BOS: somebody has rendered it already."""
@@ -133,6 +176,10 @@ class Text:
                 return encoding.ids[: encoding.special_tokens_mask.index(0)]
         ids = self._tokenizer.encode("", add_special_tokens=True).ids
         return ids[:1] if ids[:1] == [self.bos_token_id] else []
+
+
+def _most_bytes(text: str) -> int:
+    return len(text) if text.isascii() else _NFC_GROWTH * len(text.encode("utf-8", "surrogatepass"))
 
 
 # ------------------------------------------------------------------------------------------------ the model's files

@@ -1,0 +1,5 @@
+"""What the value of a column can be."""
+
+from typing import TypeAlias
+
+Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
