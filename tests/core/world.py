@@ -1,7 +1,8 @@
 """A world for the core: it carries out commands in whatever order a test wants, and keeps books of its own.
 
-What always holds: the books are made from commands and events alone, never from the core's state, and every rule that
-must hold whatever the order is checked while they are made; a broken one raises `Broken`.
+What always holds: the books are made from commands and events alone, never from the core's state (but for the floor of
+a group that isn't read yet, which only its story tells; it is checked when its samples start), and every rule that must
+hold whatever the order is checked while they are made; a broken one raises `Broken`.
 """
 
 from collections import Counter
@@ -37,6 +38,8 @@ from areal_async.messages import (
     group_of,
     sample_id,
 )
+
+from . import expected
 
 Key: TypeAlias = tuple[str, ...]
 
@@ -91,6 +94,10 @@ class World:
         self.groups: dict[int, GroupBook] = {}
         self._fates: Counter[str] = Counter()
         self._alive: dict[int, int] = {}  # position -> its latest group
+        self._again: set[int] = set()  # positions that must get another group before any new one
+        self._left: list[int] = []  # groups whose life ended in this event
+        self._stale_samples = 0
+        self._kept: set[str] = set()  # answers that must still be in memory
         self.done: dict[str, SampleDone] = {}
         self.oldest: dict[tuple[str, int], int] = {}
         self.versions: dict[str, tuple[int, int]] = {}  # server -> branch, version that it really holds
@@ -126,6 +133,7 @@ class World:
             self.commands.append(command)
             self._carry_out(command)
         self.check_balance()
+        self._check_left()
         return commands
 
     def answer(self, key: Key, outcome: float | str | None = 1.0) -> list[AnyCommand]:
@@ -152,6 +160,7 @@ class World:
             self.late.append(self._event(self.pending.pop(key), 1.0))
         for number, book in self.groups.items():
             if book.fate == "open":
+                self._again.add(book.position)
                 self._settle_fate(number, "cancelled")
         self.branch += 1
         self.trained = to
@@ -177,6 +186,8 @@ class World:
         self._fates[self.groups[number].fate] -= 1
         self._fates[fate] += 1
         self.groups[number].fate = fate
+        if fate not in ("open", "ready", "handed"):
+            self._left.append(number)
 
     @property
     def outstanding(self) -> int:
@@ -197,7 +208,7 @@ class World:
             return
         size, per_step = self.rules.group_size, self.rules.batch_groups
         trained = (self.trained - self.first) * per_step
-        expected = {
+        books = {
             "admitted": len(self.groups),
             "trained": trained,
             "training": self.fates("handed") - trained,
@@ -205,15 +216,25 @@ class World:
             "failed": self.fates("failed"),
             "cancelled": self.fates("cancelled"),
             "outstanding": self.outstanding,
-            "stale": 0,
+            "stale": self.fates("stale"),
         }
         balance = self.core.balance()
-        hold({key: balance[key] for key in expected} == expected, f"balance {balance}, books {expected}")
-        samples = sum(balance[f"samples_{key}"] for key in expected if key != "admitted")
+        hold({key: balance[key] for key in books} == books, f"balance {balance}, books {books}")
+        hold(balance["samples_stale"] == self._stale_samples, f"stale samples: {balance}, books {self._stale_samples}")
+        samples = sum(balance[f"samples_{key}"] for key in books if key != "admitted")
         hold(samples == balance["samples_admitted"] == len(self.groups) * size, f"samples don't balance: {balance}")
         done = sum(len(train.samples) for train in self.history[: self.trained - self.first])
         hold(balance["samples_trained"] == done, f"samples trained: {balance}, books {done}")
         hold(self.core.step * per_step == self.first * per_step + self.fates("handed"), "handed is not B times step")
+
+    def _check_left(self) -> None:
+        """Of a group whose life is over nothing is under way, and nothing is in memory."""
+        left, self._left = set(self._left), []
+        if not left or self.end is not None:
+            return
+        hold(not any(group_of(name) in left for name in self._kept), "an answer is never forgotten")
+        under_way = [key for key in self.pending if key[0] in ("sample", "score") and group_of(key[1]) in left]
+        hold(not under_way, f"goes on after the end of its group: {under_way}")
 
     def _carry_out(self, command: AnyCommand) -> None:
         hold(self.end is None, f"{command} after the end")
@@ -237,19 +258,25 @@ class World:
                 self.end = command
             case Forget():
                 hold(all(name in self.done for name in command.samples), "forgets what never came")
+                hold(len(set(command.samples)) == len(command.samples), "forgets twice")
+                self._kept.difference_update(command.samples)
 
     def _admit(self, command: ReadGroup) -> None:
         hold(command.group == len(self.groups), "group ids are a running number")
         before = self._alive.get(command.position)
-        dead = before is None or self.groups[before].fate == "cancelled"
-        hold(dead, f"position {command.position} is in two groups")
+        hold(before is None or command.position in self._again, f"position {command.position} is in two groups")
+        hold(command.position == min(self._again, default=command.position), f"{self._again} have to come first")
+        self._again.discard(command.position)
         self._alive[command.position] = command.group
-        self.groups[command.group] = GroupBook(command.position)
+        book = self.groups[command.group] = GroupBook(command.position)
         self._fates["open"] += 1
         held = [version for branch, version in self.versions.values() if branch == self.branch]
         hold(bool(held), "admitted although no server holds weights of this branch")
         newest = max(held)
         rules = self.rules
+        if rules.when_older == "drop":
+            book.floor = int(self.core.story(str(command.group)).partition("floor ")[2].partition(",")[0])
+            hold(book.floor in held, f"no server holds version {book.floor}")
         taken = self.first * rules.batch_groups + self.fates("handed") + self.outstanding
         limit = (newest + rules.max_staleness + 1) * rules.batch_groups
         hold(taken <= limit, f"Eq. 3: {taken} groups, {limit} allowed")
@@ -282,12 +309,49 @@ class World:
         self.formed[command.step] = command
         for number in command.groups:
             self._settle_fate(number, "handed")
+        self._check_age(command)
+        members = [sample_id(number, member) for number in command.groups for member in self._trained(number)]
+        hold([sample.sample for sample in command.samples] == members, f"trains {command.samples}, not {members}")
         for sample in command.samples:
-            lag = command.step - self.done[sample.sample].oldest
-            hold(lag <= rules.max_staleness, f"step {command.step} trains {sample.sample} with lag {lag}")
             hold(sample.attempt == self.done[sample.sample].attempt, "trains an attempt that isn't the finished one")
+            hold(sample.sample in self._kept or before is not None, f"{sample.sample} is in memory no longer")
         self._check_split(command)
+        if rules.when_older == "drop" and before is None:
+            self._drop(command.step + 1)
         self.pending["train", str(command.step)] = command
+
+    def _check_age(self, command: Train) -> None:
+        """What `when_older` promises."""
+        policy, bound = self.rules.when_older, self.rules.max_staleness
+        below = max(command.step - bound, 0) if policy == "mask" else 0
+        hold(command.mask_below == below, f"step {command.step} masks below {command.mask_below}, not {below}")
+        for sample in command.samples:
+            oldest = self.done[sample.sample].oldest
+            lag = command.step - oldest
+            hold(lag <= bound or policy in ("mask", "train"), f"{sample.sample} is trained with lag {lag}")
+            hold(oldest >= (self.groups[group_of(sample.sample)].floor or 0), f"{sample.sample} is below its floor")
+
+    def _drop(self, step: int) -> None:
+        """Groups that can't be trained in `step` or later without a token over the bound."""
+        for number, book in self.groups.items():
+            if book.fate not in ("open", "ready") or (book.floor or 0) + self.rules.max_staleness >= step:
+                continue
+            failed = sum(outcome == "failed" for outcome in book.outcomes.values())
+            had_fate = self.rules.group_size - len(self._trained(number)) if book.fate == "ready" else failed
+            self._stale_samples += self.rules.group_size - had_fate
+            if self.rules.requeue:
+                self._again.add(book.position)
+            read = self.pending.pop(("read", str(number)), None)
+            if read is not None:
+                self.late.append(self._event(read, 1.0))
+            self._settle_fate(number, "stale")
+
+    def _answers(self, number: int) -> dict[int, SampleDone]:
+        names = {member: sample_id(number, member) for member in range(self.rules.group_size)}
+        return {member: self.done[name] for member, name in names.items() if name in self.done}
+
+    def _trained(self, number: int) -> list[int]:
+        return expected.trained(self.rules, self.groups[number].outcomes, self._answers(number))
 
     def _check_split(self, command: Train) -> None:
         seen: list[int] = []
@@ -295,8 +359,8 @@ class World:
             hold(len(part.ranks) == self.rules.ranks, "a rank is left out")
             hold(len({len(rank) for rank in part.ranks}) == 1, "ranks differ in their number of passes")
             indices = [index for rank in part.ranks for micro in rank for index in micro]
-            losses = sum(self.done[command.samples[index].sample].loss_tokens for index in indices)
-            hold(part.divisor == max(losses, 1), "divisor")
+            answers = [self.done[command.samples[index].sample] for index in indices]
+            hold(part.divisor == expected.divisor(self.rules, answers), "divisor")
             seen += indices
         hold(sorted(seen) == list(range(len(command.samples))), "a sample is trained twice or not at all")
 
@@ -344,7 +408,7 @@ class World:
                     prompt_tokens=3,
                     length=length,
                     loss_tokens=length,
-                    finish="stop",
+                    finish="stop" if (group_of(sample) + 2 * int(sample.partition(".")[2])) % 3 else "length",
                     reward=1.0 if outcome == "given" else None,
                 )
             case Score(sample=sample, attempt=attempt):
@@ -369,6 +433,7 @@ class World:
                 self._settle_fate(int(name), "failed")
             case SampleDone(sample=sample, reward=reward):
                 self.done[sample] = event
+                self._kept.add(sample)
                 if reward is not None:
                     self._outcome(sample, reward)
             case Scored(sample=sample, reward=reward):
@@ -376,8 +441,9 @@ class World:
                 self._outcome(sample, reward if usable else None)
             case Failed(of="sample", id=sample, attempt=attempt) if attempt == self.rules.retries:
                 self._outcome(sample, "failed")
-            case StepDone():
+            case StepDone(step=step):
                 self.trained += 1
+                self._left += self.formed[step].groups
             case Published(version=version, branch=branch) if branch == self.branch:
                 self.published = (branch, version)
             case Swapped(server=server, version=version, branch=branch):
@@ -386,13 +452,8 @@ class World:
     def _outcome(self, sample: str, outcome: float | str | None) -> None:
         book = self.groups[group_of(sample)]
         book.outcomes[int(sample.partition(".")[2])] = outcome
-        rewards = [value for value in book.outcomes.values() if isinstance(value, float)]
-        failed = sum(value == "failed" for value in book.outcomes.values())
-        if self.rules.group_size - failed < self.rules.min_group:
-            self._settle_fate(group_of(sample), "failed")
-        elif len(book.outcomes) == self.rules.group_size:
-            equal = self.rules.drop_equal and len(set(rewards)) == 1
-            fate = "filtered" if len(rewards) < self.rules.min_group or equal else "ready"
+        fate = expected.fate(self.rules, book.outcomes, self._answers(group_of(sample)))
+        if fate != "open":
             self._settle_fate(group_of(sample), fate)
 
 
