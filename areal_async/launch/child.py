@@ -36,7 +36,8 @@ class ChildSpec:
 
     name: for messages. argv: program (looked for on PATH) and arguments. env: added to the controller's environment.
     stderr_path: file that stdout and stderr are appended to; its folder must exist. shm_prefix: after the child's end
-    `/dev/shm/<shm_prefix>*` is removed (see `guard`). cwd: working folder; None for the controller's.
+    `/dev/shm/<shm_prefix>*` is removed (see `guard`); one with a folder (/mnt/weights/areal-1a2b) means files in that
+    folder. cwd: working folder; None for the controller's.
     scratch: a folder of files (sockets) that is removed with them if the controller dies before the child.
     """
 

@@ -224,13 +224,20 @@ def _mapped(pid: int) -> set[int]:
 
 
 def _remove_shared_files(names: set[str], prefix: str) -> None:
-    """Those, and every file whose name is the prefix, or goes on after it with a sign that is no letter or digit."""
+    """Those, and every file whose name is the prefix, or goes on after it with a sign that is no letter or digit.
+
+    A prefix with a folder of its own, such as /mnt/weights/areal-1a2b, means files in that folder.
+    """
+    folder, prefix = os.path.split(os.path.join(SHM_FOLDER, prefix))
+    found = {f"{SHM_FOLDER}/{name}" for name in names}
     with contextlib.suppress(OSError):
-        for name in os.listdir(SHM_FOLDER):
+        for name in os.listdir(folder) if prefix else ():
             rest = name.lstrip(".").removeprefix(prefix)
-            if name in names or (prefix and rest != name.lstrip(".") and not rest[:1].isalnum()):
-                with contextlib.suppress(OSError):
-                    os.unlink(f"{SHM_FOLDER}/{name}")
+            if rest != name.lstrip(".") and not rest[:1].isalnum():
+                found.add(f"{folder}/{name}")
+    for path in found:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def _remove_folder(folder: str) -> None:

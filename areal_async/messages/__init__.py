@@ -56,7 +56,7 @@ from areal_async.messages.names import (
 )
 from areal_async.messages.records import AnyRecord, Note
 from areal_async.messages.rules import Advantage, Aggregation, Rules, Truncated, WhenOlder
-from areal_async.messages.specs import Loss, RewardSpec, TrainerSpec, Transport
+from areal_async.messages.specs import Loss, RewardSpec, TrainerConnection, TrainerSpec, Transport
 from areal_async.messages.wire import (
     AnyWire,
     Beat,
@@ -141,6 +141,7 @@ __all__ = [
     "Swapped",
     "Train",
     "TrainSample",
+    "TrainerConnection",
     "TrainerSpec",
     "Transport",
     "Truncated",

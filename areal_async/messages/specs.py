@@ -54,6 +54,23 @@ class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     shm_prefix: str
 
 
+class TrainerConnection(msgspec.Struct, frozen=True, kw_only=True):
+    """`connect.json` of the run folder: what a trainer rank on another host needs to know. Readable by its owner only.
+
+    protocol: that the controller speaks. address: its encrypted ZeroMQ address. public_key: of that address.
+    """
+
+    protocol: int
+    address: str
+    public_key: str
+    secret: str
+    ranks: int
+    spec: TrainerSpec
+
+    def __repr__(self) -> str:
+        return f"TrainerConnection(address={self.address!r}, ranks={self.ranks})"  # never the secret
+
+
 class RewardSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a reward worker is started with (a JSON file; the secret comes by the environment).
 

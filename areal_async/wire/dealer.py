@@ -78,14 +78,14 @@ class Dealer:
         hello: Hello,
         *,
         server_key: str | None = None,
-        aside: Callable[["Request"], bool] | None = None,
+        aside: Callable[["Dealer", Request], bool] | None = None,
     ) -> None:
         frames.check_address(address)
         routing_id = f"{hello.name}/{hello.nonce}".encode()
         if not 1 < len(routing_id) <= MAX_ROUTING_ID_BYTES:
             raise WireError(f"worker {hello.name!r}: name and nonce may have {MAX_ROUTING_ID_BYTES - 1} bytes in all")
         self._address = address
-        self._link = _Link(address, hello, routing_id, server_key, aside)
+        self._link = _Link(address, hello, routing_id, server_key, aside and (lambda request: aside(self, request)))
         self._said_goodbye = False
 
     def __enter__(self) -> "Dealer":
@@ -148,7 +148,7 @@ class _Link:
         hello: Hello,
         routing_id: bytes,
         server_key: str | None,
-        aside: Callable[["Request"], bool] | None,
+        aside: Callable[[Request], bool] | None,
     ) -> None:
         self.inbox: queue.SimpleQueue[Request | WireError] = queue.SimpleQueue()
         self.error: WireError | None = None

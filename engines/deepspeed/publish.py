@@ -1,7 +1,9 @@
-"""Published weights: one safetensors file a version in shared memory, for the servers of this host.
+"""Published weights: one safetensors file a version, in shared memory for the servers of this host, or on a disk that
+other hosts see too.
 
-What always holds: a file under its final name is complete (it is written under another name, then renamed); room is
-looked for before anything is written; what the controller frees, and all of it at the end, is given back.
+What always holds: a file under its final name is complete (it is written under another name, on a disk synced, then
+renamed); room is looked for before anything is written; what the controller frees, and all of it at the end, is given
+back.
 """
 
 import os
@@ -20,7 +22,7 @@ HEADER_BYTES: Final = 1 * MIB  # names and offsets; a model with 1,000 tensors h
 
 
 class Publisher:
-    """Files `<folder>/<prefix>-v<version>.safetensors`."""
+    """Files `<folder>/<prefix>-v<version>.safetensors`. The folder is made if it isn't there."""
 
     def __init__(self, prefix: str, folder: Path = SHM) -> None:
         self._prefix = prefix
@@ -38,7 +40,11 @@ class Publisher:
         try:
             save_file(tensors, partial, metadata={"format": "pt", "version": str(version)})
             nbytes = partial.stat().st_size
+            if self._folder != SHM:  # another host may read it, and a name must not be there before its bytes are
+                _sync(partial)
             partial.rename(path)
+            if self._folder != SHM:
+                _sync(self._folder)
         except Exception as error:  # safetensors raises its own class when the folder fills up meanwhile
             partial.unlink(missing_ok=True)
             raise TrainerError(f"version {version} could not be published to {path}: {error}") from error
@@ -56,12 +62,29 @@ class Publisher:
         self.free(tuple(self._versions))
 
     def _check_room(self, version: Version, needed: int) -> None:
-        room = os.statvfs(self._folder)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            room = os.statvfs(self._folder)
+        except OSError as error:
+            raise TrainerError(
+                f"version {version} can't be published: weights.folder: {self._folder}: {error.strerror}"
+            ) from error
         free = room.f_bavail * room.f_frsize
         if free < needed:
             there = ", ".join(f"v{v}" for v in sorted(self._versions)) or "no version of ours"
+            remedy = "make room there, or name another weights.folder"
+            if self._folder == SHM:
+                remedy = f"enlarge it (mount -o remount,size=… {self._folder}, or docker run --shm-size)"
             raise TrainerError(
                 f"version {version} can't be published: {self._folder} has {free / MIB:.0f} MiB free, "
-                f"{needed / MIB:.0f} needed ({there} in it); enlarge it (mount -o remount,size=… {self._folder}, or "
-                f"docker run --shm-size)"
+                f"{needed / MIB:.0f} needed ({there} in it); {remedy}"
             )
+
+
+def _sync(path: Path) -> None:
+    """Have the file's bytes, or the folder's names, on the disk before going on."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

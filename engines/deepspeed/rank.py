@@ -1,14 +1,17 @@
-"""A trainer rank: `python -m areal_async.engines.deepspeed.rank --connect ADDRESS --spec FILE`, under torchrun.
+"""A trainer rank: `python -m areal_async.engines.deepspeed.rank --connect ADDRESS --spec FILE`, under torchrun; on
+another host than the controller's `… --connection FILE` (`areal-async worker trainer` comes to this).
 
 What always holds: requests are done one after another in the order in which they come, which is the same for all ranks;
 each is answered once, by its result or by a `WorkerError` with the traceback. After an error in a training step the
 rank ends: its peers may wait for it in a collective call, and gradients may be half there. After any other error it
-goes on. The published files are removed at the end.
+goes on. With the transport nccl, rank 0 sends weights to the servers beside all this (`nccl.Transfer`). What was
+published is removed at the end.
 """
 
 import argparse
 import logging
 import os
+import signal
 import sys
 import traceback
 import uuid
@@ -33,6 +36,7 @@ from areal_async.messages import (
     Published,
     SaveModel,
     Train,
+    TrainerConnection,
     TrainerSpec,
     WorkerError,
 )
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CREDITS: Final = 2  # one request in work, one that waits: the next step's arrays travel while a step is trained
+TRANSFER_CREDITS: Final = 4  # further ones where weights are sent beside it: join, send, leave, and one that waits
 WAIT_S: Final = 60.0  # only how often `receive` returns; a dead controller is noticed by the wire
 
 Answer: TypeAlias = tuple[AnyWire, "Sequence[Array]"]
@@ -58,6 +63,7 @@ class Rank:
 
         from areal_async.engines.deepspeed.engine import open_engine, start_ranks
         from areal_async.engines.deepspeed.model import load_model, save_activations
+        from areal_async.engines.deepspeed.nccl import Transfer
         from areal_async.engines.deepspeed.publish import Publisher
         from areal_async.engines.deepspeed.reference import load_reference
         from areal_async.engines.deepspeed.step import Trainer
@@ -75,7 +81,8 @@ class Rank:
         self._spec = spec
         self._rank = rank
         self._trainer = Trainer(open_engine(model, spec), spec, rank, world, reference)
-        self._publisher = Publisher(spec.shm_prefix)
+        self._files = Publisher(spec.shm_prefix, Path(spec.publish_folder))
+        self.transfer = Transfer(device, self.manifest()) if rank == 0 and spec.transport == "nccl" else None
 
     def manifest(self) -> tuple[ParameterInfo, ...]:
         from areal_async.engines.deepspeed.model import manifest
@@ -97,22 +104,27 @@ class Rank:
                 raise TrainerError(f"a trainer rank can't answer {type(other).__name__}")
 
     def close(self) -> None:
-        self._publisher.close()
+        self._files.close()
+        if self.transfer is not None:
+            self.transfer.close()
 
     def _publish(self, publish: Publish) -> Published:
-        from areal_async.engines.deepspeed.model import pass_tensors, published_tensors
+        from areal_async.engines.deepspeed.model import pass_tensors, published_tensors, whole_tensors
 
-        held = self._trainer.version
+        held, module = self._trainer.version, self._trainer.engine.module
         if publish.version != held:
             raise TrainerError(f"version {publish.version} can't be published: the trainer holds version {held}")
-        path, nbytes = self._publisher.path(publish.version), 0
-        if self._rank == 0:
-            self._publisher.free(publish.free)
-            tensors = published_tensors(self._trainer.engine.module, self._spec.publish_dtype)
-            path, nbytes = self._publisher.publish(publish.version, tensors)
+        location, nbytes = "", 0
+        if self._rank != 0:
+            pass_tensors(module)
+        elif self.transfer is not None:
+            self.transfer.free(publish.free)
+            location, nbytes = self.transfer.publish(publish.version, whole_tensors(module))
         else:
-            pass_tensors(self._trainer.engine.module)
-        return Published(at=0.0, version=publish.version, branch=publish.branch, location=str(path), nbytes=nbytes)
+            self._files.free(publish.free)
+            path, nbytes = self._files.publish(publish.version, published_tensors(module, self._spec.publish_dtype))
+            location = str(path)
+        return Published(at=0.0, version=publish.version, branch=publish.branch, location=location, nbytes=nbytes)
 
     def _probe(self, probe: Probe, arrays: "Sequence[Array]") -> Answer:
         import torch
@@ -124,7 +136,7 @@ class Rank:
         engine = self._trainer.engine
         token_ids = torch.from_numpy(arrays[0].astype(np.int64)).to(engine.module.device)
         result = sequence_log_probs(engine, token_ids, self._spec.temperature)
-        return ProbeResult(id=probe.id), (result.to("cpu", torch.float32).numpy(),)
+        return ProbeResult(id=probe.id, version=self._trainer.version), (result.to("cpu", torch.float32).numpy(),)
 
     def _save(self, path: Path) -> ModelSaved:
         from areal_async.engines.deepspeed.model import pass_tensors, save_model
@@ -158,26 +170,38 @@ def serve(rank: Rank, dealer: Dealer) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="areal_async.engines.deepspeed.rank", description=__doc__)
-    parser.add_argument("--connect", required=True, metavar="ADDRESS", help="the controller's ZeroMQ address")
-    parser.add_argument("--spec", required=True, metavar="FILE", help="JSON file with a TrainerSpec")
+    parser.add_argument("--connect", metavar="ADDRESS", help="the controller's ZeroMQ address")
+    parser.add_argument("--spec", metavar="FILE", help="JSON file with a TrainerSpec")
+    parser.add_argument("--connection", metavar="FILE", help="in place of both: connect.json of the run folder")
     options = parser.parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    if options.connection is not None:
+        there = msgspec.json.decode(Path(options.connection).read_bytes(), type=TrainerConnection)
+        # no guard is here to remove what was published: torchrun's SIGTERM must not end us before we have
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        return run(there.spec, there.address, there.secret, there.public_key)
     spec = msgspec.json.decode(Path(options.spec).read_bytes(), type=TrainerSpec)
+    return run(spec, options.connect, os.environ["AREAL_ASYNC_SECRET"])
+
+
+def run(spec: TrainerSpec, address: str, secret: str, server_key: str | None = None) -> int:
+    """Be the rank that torchrun's environment says, until the controller says goodbye or is gone; the exit code."""
     number, world, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     rank = Rank(spec, number, world, local_rank)
+    transfer = rank.transfer
     hello = Hello(
         protocol=PROTOCOL,
-        secret=os.environ["AREAL_ASYNC_SECRET"],
+        secret=secret,
         worker="trainer",
         name=f"trainer.{number}",
         nonce=uuid.uuid4().hex,
-        credits=CREDITS,
+        credits=CREDITS + (TRANSFER_CREDITS if transfer is not None else 0),
         rank=number,
         world=world,
         parameters=rank.manifest() if number == 0 else (),
     )
     try:
-        with Dealer(options.connect, hello) as dealer:
+        with Dealer(address, hello, server_key=server_key, aside=transfer.take if transfer else None) as dealer:
             serve(rank, dealer)
     except ArealError as error:
         print(f"trainer.{number}: {error}", file=sys.stderr)

@@ -51,9 +51,36 @@ def test_no_room_is_said_before_anything_is_written(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(publish.os, "statvfs", lambda _: room)
     publisher = Publisher("run", tmp_path)
     publisher.publish(0, {"w": torch.zeros(16)})
+    with pytest.raises(TrainerError, match=rf"{tmp_path} has 5 MiB free, 9 needed \(v0 in it\); .*weights.folder"):
+        publisher.publish(1, {"w": torch.zeros(2 << 20)})
+    monkeypatch.setattr(publish, "SHM", tmp_path)
     with pytest.raises(TrainerError, match=rf"{tmp_path} has 5 MiB free, 9 needed \(v0 in it\); .*--shm-size"):
         publisher.publish(1, {"w": torch.zeros(2 << 20)})
     assert os.listdir(tmp_path) == ["run-v0.safetensors"]
+
+
+def test_on_a_disk_bytes_are_there_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another host sees under the final name was synced before; so was the name before it is told."""
+    calls: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+    monkeypatch.setattr(
+        publish.os, "fsync", lambda fd: (calls.append(f"sync {os.readlink(f'/proc/self/fd/{fd}')}"), fsync(fd))[1]
+    )
+    monkeypatch.setattr(Path, "rename", lambda self, to: (calls.append(f"rename {to}"), rename(self, to))[1])
+    folder = tmp_path / "not" / "there"
+    Publisher("run", folder).publish(5, {"w": torch.zeros(4)})
+    final = folder / "run-v5.safetensors"
+    assert calls == [f"sync {final.with_suffix('.partial')}", f"rename {final}", f"sync {folder}"]
+    calls.clear()
+    monkeypatch.setattr(publish, "SHM", folder)  # memory needs no syncing
+    Publisher("run", folder).publish(6, {"w": torch.zeros(4)})
+    assert [call.split()[0] for call in calls] == ["rename"]
+
+
+def test_a_folder_that_cant_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TrainerError, match=r"version 0 can't be published: weights\.folder: .*file/x: Not a directory"):
+        Publisher("run", tmp_path / "file" / "x").publish(0, {"w": torch.zeros(4)})
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

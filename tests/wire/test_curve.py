@@ -145,7 +145,7 @@ def test_aside_goes_beside_the_others(run: Run, address: str, hello: Hellos) -> 
         async with Router(address, SECRET, Seen().on_joined, Seen().on_lost) as router:
             taken: list[Request] = []
 
-            def aside(request: Request) -> bool:
+            def aside(_: Dealer, request: Request) -> bool:
                 if isinstance(request.message, SendWeights):
                     taken.append(request)
                     return True
