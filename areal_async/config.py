@@ -457,6 +457,7 @@ class Config(Section, frozen=True, kw_only=True):
             overlong_tokens=self.reward.overlong_tokens,
             overlong_penalty=self.reward.overlong_penalty,
             wave=self.weights.wave,
+            servers=self.own_servers + len(self.rollout.urls),
             max_restarts=self.server.max_restarts,
             eval_every=self.eval.every_steps or 0,
         )

@@ -1,22 +1,51 @@
-"""The rollout servers: which weights they hold, what is placed on them, and their swaps.
+"""The rollout servers: which weights they hold, what is placed on them, their swaps, their losses and restarts.
 
 What always holds: a server is only ever told to load the newest version that is completely published on the present
 branch, at most `wave` servers load at a time, and nothing is placed on a server that holds weights of an older branch
-(its next swap would take it below the floors of what it runs).
+(its next swap would take it below the floors of what it runs), nor on one that was lost, while another could take it.
+A server that was lost holds no version until it has been swapped again. What is told of a server's earlier life, or
+told twice, changes nothing.
 """
+
+from typing import Final
 
 from areal_async.core.lifecycle import SERVER, Thing
 from areal_async.errors import IllegalTransition
-from areal_async.messages import Joined, Published, Rules, Swap, Swapped, Version
+from areal_async.messages import Failed, Joined, Lost, Published, Restart, Rules, Swap, Swapped, Version
+
+FIRST_RESTART_S: Final = 1.0  # pause before the first restart of a server; it doubles with each further one
+LONGEST_RESTART_S: Final = 60.0
+FORGET_LOSSES_S: Final = 600.0  # who has served for so long without a loss has a clean record again
+SWAP_RETRY_S: Final = 1.0  # pause after a swap that left the server as it was: the others go on meanwhile
+SWAP_TRIES: Final = 3  # so many swaps in a row that fail are a loss: a fresh process may be able to
 
 
 class Server(Thing):
     """version, branch: of the weights that it answers with, -1 before the first. load: samples placed on it.
 
-    loading: the version that its swap in progress brings.
+    loading: branch and version that its swap in progress brings. evaluating: the version that an evaluation asks it
+    for, which keeps it from being swapped. incarnation: how often it was lost; what was placed on an earlier one is its
+    load no longer. restarts: of a record that was not forgotten. restart_at, retry_at: run clock from which it may be
+    restarted, swapped again; None if there is nothing to wait for. since: when it joined or was last told to do
+    something; an event from before that is past. why: the cause of its last loss.
     """
 
-    __slots__ = ("branch", "id", "load", "loading", "version")
+    __slots__ = (
+        "_serving_since",
+        "branch",
+        "evaluating",
+        "id",
+        "incarnation",
+        "load",
+        "loading",
+        "restart_at",
+        "restarts",
+        "retry_at",
+        "since",
+        "swap_failures",
+        "version",
+        "why",
+    )
     lifecycle = SERVER
 
     def __init__(self, name: str, at: float) -> None:
@@ -25,29 +54,107 @@ class Server(Thing):
         self.version: Version = -1
         self.branch = -1
         self.load = 0
-        self.loading: tuple[int, Version] | None = None  # branch, version
+        self.loading: tuple[int, Version] | None = None
+        self.evaluating: Version | None = None
+        self.incarnation = 0
+        self.restarts = 0
+        self.restart_at: float | None = None
+        self.retry_at: float | None = None
+        self.swap_failures = 0  # in a row
+        self.why = ""
+        self.since = at
+        self._serving_since: float | None = None
+
+    def serve(self, branch: int, version: Version, at: float) -> None:
+        self.move("serving", at, "version {}, branch {}", version, branch)
+        self.version, self.branch, self.loading = version, branch, None
+        self.swap_failures = 0
+        if self._serving_since is None:
+            self._serving_since = at
+
+    def put_back(self, at: float, why: str) -> None:
+        """Its swap failed before anything was loaded: it goes on with what it had."""
+        version = self.loading[1] if self.loading is not None else None
+        self.loading = None
+        self.retry_at = at + SWAP_RETRY_S
+        self.move(
+            "serving" if self.version >= 0 else "starting",
+            at,
+            "version {} could not be loaded, another try at {} s: {}",
+            version,
+            self.retry_at,
+            why,
+        )
+
+    def forgive(self, at: float) -> None:
+        """Its restarts are forgotten if it has served for long."""
+        if self._serving_since is not None and at - self._serving_since >= FORGET_LOSSES_S:
+            self.restarts = 0
+
+    def empty(self, why: str) -> None:
+        """It is gone: what it held, did and ran is no more."""
+        self.version = self.branch = -1
+        self.load = self.swap_failures = 0
+        self.loading = self.evaluating = self.restart_at = self.retry_at = self._serving_since = None
+        self.incarnation += 1
+        self.why = why
+
+    def wait_for_restart(self, at: float) -> None:
+        pause_s = min(FIRST_RESTART_S * 2 ** min(self.restarts, 10), LONGEST_RESTART_S)
+        self.restarts += 1
+        self.restart_at = at + pause_s
+        self.move("lost", at, "restart {} in {} s: {}", self.restarts, pause_s, self.why)
 
 
 class Fleet:
     """newest: the version that servers follow, None while none is published on the present branch.
 
     open: servers on which groups may be placed. newest_open: the highest version among them, None if there is none.
+    wakeup: run clock from which `wake` has something to do. first_loss: who was lost
+    first in this run, and why; last_lost: who was lost last.
     """
 
     def __init__(self, rules: Rules) -> None:
-        self._wave = rules.wave
+        self._rules = rules
         self._branch = 0
         self._published: dict[Version, str] = {}  # version -> location, of all that still takes up memory
         self._loading = 0
+        self._quarantined = 0
         self.servers: dict[str, Server] = {}
         self.newest: Version | None = None
         self.open: list[Server] = []
         self.newest_open: Version | None = None
+        self.wakeup: float | None = None
+        self.first_loss = ""
+        self.last_lost: Server | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is a server that serves or may come to serve."""
+        return self._quarantined < max(len(self.servers), self._rules.servers)
 
     def join(self, event: Joined) -> None:
-        if event.id in self.servers:
-            raise IllegalTransition(f"server {event.id} joined twice. Its story:\n{self.servers[event.id].story()}")
-        self.servers[event.id] = Server(event.id, event.at)
+        server = self.servers.get(event.id)
+        if server is None:
+            self.servers[event.id] = Server(event.id, event.at)
+        elif server.state == "lost" and server.restart_at is None:
+            server.move("starting", event.at, "started again, restart {}", server.restarts)
+            server.since = event.at
+        elif event.at > server.since:
+            raise IllegalTransition(f"server {event.id} joined twice. Its story:\n{server.story()}")
+
+    def lost(self, event: Lost) -> None:
+        """It is to be started again after a while, or left alone if that was done too often."""
+        server = self.find(event.id)
+        told = server.state == "quarantined" or server.restart_at is not None
+        if not told and event.at >= server.since:
+            self._lose(server, event.at, event.why)
+
+    def wrong(self, event: Failed) -> None:
+        """Its numbers are wrong, so that starting it again would not help: it is left alone."""
+        server = self.find(event.id)
+        if server.state != "quarantined" and event.at >= server.since:
+            self._leave_alone(server, event.at, event.why)
 
     def published(self, event: Published) -> None:
         self._published[event.version] = event.location
@@ -55,29 +162,59 @@ class Fleet:
 
     def swapped(self, event: Swapped) -> None:
         server = self.find(event.server)
-        if (event.branch, event.version) <= (server.branch, server.version):
-            return  # told again
+        told = (event.branch, event.version) <= (server.branch, server.version)
+        if told or event.at < server.since or server.state in ("lost", "quarantined"):
+            return
         if server.loading != (event.branch, event.version):
             raise IllegalTransition(
                 f"{server.label} tells of version {event.version} (branch {event.branch}), which it was not told to"
                 f" load. Its story:\n{server.story()}"
             )
-        server.move("serving", event.at, "version {}, branch {}", event.version, event.branch)
-        server.version, server.branch, server.loading = event.version, event.branch, None
+        server.serve(event.branch, event.version, event.at)
         self._loading -= 1
         self._refresh()
+
+    def swap_failed(self, event: Failed) -> None:
+        """The server goes on with what it had, and is swapped again a little later; too often in a row is a loss."""
+        server = self.find(event.id)
+        if server.loading is None or event.at < server.since:
+            return
+        server.swap_failures += 1
+        if server.swap_failures >= SWAP_TRIES:
+            self._lose(server, event.at, f"{SWAP_TRIES} swaps in a row failed, the last one with: {event.why}")
+            return
+        server.put_back(event.at, event.why)
+        self._loading -= 1
+        self._refresh()
+
+    def wake(self, at: float) -> list[Restart]:
+        """Lost servers whose pause is over are started again; where it is over after a swap, `swaps` may go on."""
+        if self.wakeup is None or at < self.wakeup:
+            return []
+        commands = []
+        for server in self.servers.values():
+            if server.restart_at is not None and server.restart_at <= at:
+                server.restart_at = None
+                server.since = at
+                server.note(at, "told to start again")
+                commands.append(Restart(server=server.id, why=server.why))
+            if server.retry_at is not None and server.retry_at <= at:
+                server.retry_at = None
+        self._refresh()
+        return commands
 
     def swaps(self, at: float) -> list[Swap]:
         """The next wave: servers that have no weights yet first, then those with the oldest, so that none is left
         behind however often new weights come."""
-        if self.newest is None or self._loading >= self._wave:
+        if self.newest is None or self._loading >= self._rules.wave:
             return []
         wanted = (self._branch, self.newest)
-        behind = [s for s in self.servers.values() if s.loading is None and (s.branch, s.version) != wanted]
+        behind = [s for s in self.servers.values() if (s.branch, s.version) != wanted and _may_swap(s)]
         behind.sort(key=_age)
         commands = []
-        for server in behind[: self._wave - self._loading]:
+        for server in behind[: self._rules.wave - self._loading]:
             server.move("updating", at, "to version {}, branch {}", self.newest, self._branch)
+            server.since = at
             server.loading = wanted
             self._loading += 1
             commands.append(
@@ -104,15 +241,49 @@ class Fleet:
         self.newest = None
         self._refresh()
 
+    def leave(self, name: str, incarnation: int) -> None:
+        """A sample that was placed on this incarnation of a server is there no longer."""
+        server = self.servers[name]
+        if server.incarnation == incarnation:
+            server.load -= 1
+
     def find(self, name: str) -> Server:
         server = self.servers.get(name)
         if server is None:
             raise IllegalTransition(f"an event tells of server {name}, which never joined")
         return server
 
+    def _lose(self, server: Server, at: float, why: str) -> None:
+        server.forgive(at)
+        if server.restarts >= self._rules.max_restarts:
+            self._leave_alone(server, at, why)
+            return
+        self._empty(server, at, why)
+        server.wait_for_restart(at)
+        self._refresh()
+
+    def _leave_alone(self, server: Server, at: float, why: str) -> None:
+        self._empty(server, at, why)
+        server.move("quarantined", at, "after {} restarts: {}", server.restarts, why)
+        self._quarantined += 1
+        self._refresh()
+
+    def _empty(self, server: Server, at: float, why: str) -> None:
+        if server.loading is not None:
+            self._loading -= 1
+        server.empty(why)
+        self.first_loss = self.first_loss or f"{server.label} at {at:.1f} s: {why}"
+        self.last_lost = server
+
     def _refresh(self) -> None:
         self.open = [server for server in self.servers.values() if server.branch == self._branch]
         self.newest_open = max((server.version for server in self.open), default=None)
+        times = [time for s in self.servers.values() for time in (s.restart_at, s.retry_at) if time is not None]
+        self.wakeup = min(times, default=None)
+
+
+def _may_swap(server: Server) -> bool:
+    return server.state in ("starting", "serving") and server.evaluating is None and server.retry_at is None
 
 
 def _age(server: Server) -> tuple[int, Version]:

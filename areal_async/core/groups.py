@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from areal_async.core import admission, shaping
-from areal_async.core.fleet import Fleet
+from areal_async.core.fleet import Fleet, Server
 from areal_async.core.ledger import Group, Ledger, Sample
 from areal_async.core.lifecycle import Word
 from areal_async.core.routing import least_loaded
@@ -61,7 +61,7 @@ class Groups:
             server = least_loaded(fleet.open, admission.lowest_floor(ledger.taken, rules))
             if server is None or self.data_ended:
                 break
-            group = ledger.admit(self._take_position(), server.id, server.version, at)
+            group = ledger.admit(self._take_position(), server.id, server.incarnation, server.version, at)
             server.load += rules.group_size
             commands.append(ReadGroup(group=group.id, position=group.position))
         return commands
@@ -78,6 +78,7 @@ class Groups:
         self._ledger.move_group(
             group, "running", event.at, "row {}, prompt of {} tokens", event.row, event.prompt_tokens
         )
+        self._replace(group)
         return [self._start(sample, event.at) for sample in group.samples]
 
     def ended(self, event: DataEnded) -> list[GroupCommand]:
@@ -184,12 +185,10 @@ class Groups:
         """Another attempt, or the end of the sample, perhaps of its group, perhaps of the run."""
         self._free(sample)
         if sample.attempt < self._rules.retries:
-            server = least_loaded(self._fleet.open, sample.group.floor)
-            if server is None:  # the group's own server is always there
-                raise IllegalTransition(f"no server holds version {sample.group.floor}:\n{sample.story()}")
+            server = self._server_for(sample.group)
             sample.note(at, "attempt {} failed: {}", sample.attempt, why)
             sample.attempt += 1
-            sample.server = server.id
+            sample.server, sample.incarnation = server.id, server.incarnation
             server.load += 1
             return [self._start(sample, at)]
         self._ledger.move_sample(sample, "failed", at, "attempt {} failed: {}", sample.attempt, why)
@@ -204,7 +203,22 @@ class Groups:
 
     def _free(self, sample: Sample) -> None:
         """Its server has room again."""
-        self._fleet.servers[sample.server].load -= 1
+        self._fleet.leave(sample.server, sample.incarnation)
+
+    def _server_for(self, group: Group) -> Server:
+        """For an attempt that begins now. While no server holds the floor (those that did were lost) it is the group's
+        own, and the attempt's session waits for any that does."""
+        return least_loaded(self._fleet.open, group.floor) or self._fleet.servers[group.server]
+
+    def _replace(self, group: Group) -> None:
+        """If its server was lost while its prompt was read: another one, the same for all of its samples."""
+        if self._fleet.servers[group.server].incarnation == group.incarnation:
+            return
+        server = self._server_for(group)
+        server.load += len(group.samples)
+        group.server, group.incarnation = server.id, server.incarnation
+        for sample in group.samples:
+            sample.server, sample.incarnation = server.id, server.incarnation
 
     def _too_old(self, sample: Sample, event: SampleDone) -> str:
         return (

@@ -21,9 +21,10 @@ IN_FLIGHT: Final = ("waiting", "running")  # samples that take up a place at a s
 
 
 class Sample(Thing):
-    """One answer. done: what its rollout reported, once it is finished. server: where its present attempt runs."""
+    """One answer. done: what its rollout reported, once it is finished. server, incarnation: where its present attempt
+    was placed; if that is lost, the attempt goes on elsewhere by itself."""
 
-    __slots__ = ("attempt", "done", "group", "id", "member", "reward", "server")
+    __slots__ = ("attempt", "done", "group", "id", "incarnation", "member", "reward", "server")
     lifecycle = SAMPLE
 
     def __init__(self, group: "Group", member: int, at: float) -> None:
@@ -33,6 +34,7 @@ class Sample(Thing):
         self.member = member
         self.attempt = 0
         self.server = group.server
+        self.incarnation = group.incarnation
         self.done: SampleDone | None = None
         self.reward: float | None = None
 
@@ -42,11 +44,19 @@ class Group(Thing):
     that may train it without a token older than η. open: members whose outcome isn't known yet. lost: members that
     failed."""
 
-    __slots__ = ("deadline", "floor", "id", "lost", "open", "position", "samples", "server")
+    __slots__ = ("deadline", "floor", "id", "incarnation", "lost", "open", "position", "samples", "server")
     lifecycle = GROUP
 
     def __init__(
-        self, number: GroupId, position: int, server: str, floor: Version, last_step: int, size: int, at: float
+        self,
+        number: GroupId,
+        position: int,
+        server: str,
+        incarnation: int,
+        floor: Version,
+        last_step: int,
+        size: int,
+        at: float,
     ) -> None:
         super().__init__(
             f"group {number}", at, "position {}, floor {}, deadline {}, server {}", position, floor, last_step, server
@@ -54,6 +64,7 @@ class Group(Thing):
         self.id = number
         self.position = position
         self.server = server
+        self.incarnation = incarnation
         self.floor = floor
         self.deadline = last_step
         self.samples = [Sample(self, member, at) for member in range(size)]
@@ -105,11 +116,11 @@ class Ledger:
             "samples_training": samples["training"],
         }
 
-    def admit(self, position: int, server: str, floor: Version, at: float) -> Group:
+    def admit(self, position: int, server: str, incarnation: int, floor: Version, at: float) -> Group:
         """A new group, with a place for each of its samples."""
         size = self.rules.group_size
         last_step = admission.deadline(floor, self.rules)
-        group = Group(self.admitted, position, server, floor, last_step, size, at)
+        group = Group(self.admitted, position, server, incarnation, floor, last_step, size, at)
         self.admitted += 1
         self.groups[group.id] = group
         for sample in group.samples:

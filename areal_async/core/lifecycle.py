@@ -117,14 +117,22 @@ SERVER: Final = Lifecycle(
     "server",
     "starting",
     {
-        "starting": ("updating",),
-        "updating": ("serving",),
-        "serving": ("updating",),
+        "starting": ("updating", "lost", "quarantined"),
+        "updating": ("serving", "starting", "lost", "quarantined"),
+        "serving": ("updating", "lost", "quarantined"),
+        "lost": ("starting", "lost", "quarantined"),
+        "quarantined": (),
     },
     """A server that has joined is `starting`: it holds no weights of the run yet, and nothing is placed on it. Each
 swap takes it through `updating` (pause, load, resume: one command to the core) to `serving`. Groups may be placed on
-it while it updates: they queue, and their floor is the version that it had before. The loss of a server ends the
-run, so there is no state for it.""",
+it while it updates: they queue, and their floor is the version that it had before. A swap that failed before anything
+was loaded leads back to where it was, and is tried again.
+
+`lost`: its process has ended, or it could not be swapped several times in a row. It holds nothing then; what ran on it
+goes on elsewhere, asked by its own sessions, and it is started again after a pause that grows with each loss
+(`starting`: it needs the newest weights before anything is placed on it). One that is lost while it starts again is
+`lost` once more. `quarantined`: it was restarted too often, or its numbers are not the trainer's; it is left alone for
+the rest of the run. When no other is left, the run ends.""",
 )
 
 TRAINER: Final = Lifecycle(

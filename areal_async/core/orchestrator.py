@@ -1,22 +1,19 @@
 """The core of a run: events in, commands out, one at a time, in the order of the log.
 
-What always holds: it only passes events to the machines that own their tables (`groups`, `fleet`, `trainer`, over one
-`ledger`) and asks them how to go on; `Finish` or `Fail` is its last command, and what comes after it is ignored.
+What always holds: it only passes events to the machines that own their tables (`groups`, `fleet`, `trainer`,
+`evaluating`, over one `ledger`) and asks them how to go on; `Finish` or `Fail` is its last command, and what comes
+after it is ignored.
 """
 
 from areal_async.core import endings
-from areal_async.core.admission import check
-from areal_async.core.fleet import Fleet
-from areal_async.core.groups import Groups
-from areal_async.core.ledger import Ledger
 from areal_async.core.lifecycle import Thing
-from areal_async.core.trainer import Trainer
+from areal_async.core.parts import Parts
 from areal_async.core.waiting import explain
 from areal_async.messages import (
     AnyCommand,
     AnyEvent,
     DataEnded,
-    Fail,
+    EvaluationDone,
     Failed,
     Finish,
     GroupRead,
@@ -41,52 +38,47 @@ class Orchestrator:
     """
 
     def __init__(self, rules: Rules) -> None:
-        check(rules)
-        self._rules = rules
-        self._ledger = Ledger(rules)
-        self._fleet = Fleet(rules)
-        self._groups = Groups(rules, self._ledger, self._fleet)
-        self._trainer = Trainer(rules, self._ledger, self._fleet, 0.0)
-        self._rewards = False  # the reward workers have joined
-        self._stopping = False
+        self._parts = Parts(rules)
         self._over = ""
 
     @property
     def step(self) -> int:
         """The next step to be formed: batch_groups · step groups have been handed to training."""
-        return self._ledger.step
+        return self._parts.ledger.step
 
     def handle(self, event: AnyEvent) -> list[AnyCommand]:
         if self._over:
             return []
         commands = self._take(event)
-        if not _ends(commands):
+        if not endings.said(commands):
             commands += self._go_on(event.at)
-        self._over = _ends(commands)
+        self._over = endings.said(commands)
         return commands
 
     def next_wakeup(self) -> float | None:
-        """Run clock at which a `Woke` is wanted: never, since nothing here waits for a time."""
-        return None
+        """Run clock at which a `Woke` is wanted, if there is such a time: for a restart, or another try."""
+        parts = self._parts
+        if self._over or parts.stopping:
+            return None
+        return min((at for at in (parts.fleet.wakeup, parts.evaluations.wakeup) if at is not None), default=None)
 
     def waiting(self) -> str:
         """Who waits for whom, one line."""
-        if self._over:
-            return f"the run is over: {self._over}"
-        return explain(self._rules, self._ledger, self._fleet, self._trainer, self._groups, rewards=self._rewards)
+        return f"the run is over: {self._over}" if self._over else explain(self._parts)
 
     def story(self, id: str) -> str:
         """What happened to a live thing: "1307.5", "1307", "trainer", a server's name; or its label, "server 2"."""
-        things: list[Thing] = [self._trainer, *self._fleet.servers.values(), *self._ledger.find(id)]
+        parts = self._parts
+        things: list[Thing] = [parts.trainer, *parts.fleet.servers.values(), *parts.ledger.find(id)]
         told = [thing.story() for thing in things if id in (thing.label, thing.label.partition(" ")[2])]
         return "\n".join(told) or f"nothing that lives is called {id}; the log has what is over"
 
     def balance(self) -> dict[str, int]:
         """How many groups and samples (`samples_…`) were admitted, and what became of them."""
-        return self._ledger.balance()
+        return self._parts.ledger.balance()
 
     def _take(self, event: AnyEvent) -> list[AnyCommand]:
-        groups = self._groups
+        parts, groups = self._parts, self._parts.groups
         match event:
             case SampleDone():
                 return [*groups.done(event)]
@@ -100,50 +92,55 @@ class Orchestrator:
                 return [*groups.sample_failed(event)]
             case Failed(of="group"):
                 return [*groups.group_failed(event)]
+            case Failed(of="swap"):
+                parts.fleet.swap_failed(event)
+            case Failed(of="server"):
+                parts.fleet.wrong(event)
+                return [*parts.evaluations.lost(event)]
+            case Failed(of="evaluation"):
+                return [*parts.evaluations.failed(event)]
             case Failed():
-                return [*endings.failed(event, self._ledger, self._fleet, self._trainer)]
+                return [*endings.failed(event, parts)]
             case StepDone():
-                return [*self._trainer.step_done(event)]
+                return [*parts.trainer.step_done(event)]
             case Published():
-                self._trainer.published(event)
+                parts.trainer.published(event)
             case Swapped():
-                self._fleet.swapped(event)
+                parts.fleet.swapped(event)
+            case EvaluationDone():
+                parts.evaluations.done(event)
             case RolledBack():
-                publish = self._trainer.roll_back(event)
+                publish = parts.trainer.roll_back(event)
+                parts.evaluations.roll_back(event.to)
                 return [*groups.start_again(event.at, f"back to version {event.to}"), publish]
+            case Joined(peer="trainer"):
+                return [parts.trainer.join(event)]
+            case Joined(peer="server"):
+                parts.fleet.join(event)
             case Joined():
-                return self._joined(event)
+                parts.rewards = True
+            case Lost(peer="server"):
+                parts.fleet.lost(event)
+                return [*parts.evaluations.lost(event)]
             case Lost():
-                return [*endings.lost(event, self._ledger, self._fleet, self._trainer, stopping=self._stopping)]
+                return [*endings.lost(event, parts)]
             case StopRequested():
-                self._stopping = True
+                parts.stopping = True
             case Woke():
                 pass
         return []
 
-    def _joined(self, event: Joined) -> list[AnyCommand]:
-        if event.peer == "trainer":
-            return [self._trainer.join(event)]
-        if event.peer == "server":
-            self._fleet.join(event)
-        else:
-            self._rewards = True
-        return []
-
     def _go_on(self, at: float) -> list[AnyCommand]:
-        """What has become possible: a step, the end, swaps, new groups."""
-        train = [] if self._stopping else self._trainer.train(at)
-        reason = endings.finished(self._rules, self._ledger, self._groups, self._trainer, stopping=self._stopping)
+        """What has become possible: a step, the end, an evaluation, restarts, swaps, new groups."""
+        parts = self._parts
+        train = [] if parts.stopping else parts.trainer.train(at)
+        reason = endings.finished(parts)
         if reason is not None:
-            return [*self._groups.cancel_unready(at, reason), Finish(reason=reason)]
-        if self._stopping:
+            return [*parts.groups.cancel_unready(at, reason), Finish(reason=reason)]
+        if parts.stopping:
             return []
-        swaps = self._fleet.swaps(at)
-        late = self._groups.stop_late(at) if train else []
-        return [*train, *late, *swaps, *(self._groups.admit(at) if self._rewards else ())]
-
-
-def _ends(commands: list[AnyCommand]) -> str:
-    """What the last command ends the run with, or ""."""
-    last = commands[-1] if commands else None
-    return last.reason if isinstance(last, Finish) else last.why if isinstance(last, Fail) else ""
+        if stranded := endings.stranded(parts):
+            return [stranded]
+        late = parts.groups.stop_late(at) if train else []
+        servers = [*parts.evaluations.begin(at), *parts.fleet.wake(at), *parts.fleet.swaps(at)]
+        return [*train, *late, *servers, *(parts.groups.admit(at) if parts.rewards else ())]

@@ -7,17 +7,21 @@ from collections.abc import Sequence
 from typing import Final
 
 from areal_async.core import admission
-from areal_async.core.fleet import Fleet
-from areal_async.core.groups import Groups
+from areal_async.core.fleet import Fleet, Server
 from areal_async.core.ledger import Group, Ledger, Sample
-from areal_async.core.trainer import Trainer
-from areal_async.messages import Rules
+from areal_async.core.parts import Parts
 
 NAMED: Final = 3  # groups, samples or servers that are named before "and N more"
 
 
-def explain(rules: Rules, ledger: Ledger, fleet: Fleet, trainer: Trainer, groups: Groups, *, rewards: bool) -> str:
-    """Such as "step 41 waits for group 1307 (floor 37, deadline 41) <- sample 1307.5 on server 2"."""
+def explain(parts: Parts) -> str:
+    """Such as "step 41 waits for group 1307 (floor 37, deadline 41) <- sample 1307.5 on server 2", and after it which
+    servers are not as they should be, and what that holds up."""
+    return "; ".join([_trainer(parts), *_servers(parts.fleet), *_looking(parts)])
+
+
+def _trainer(parts: Parts) -> str:
+    rules, ledger, trainer = parts.rules, parts.ledger, parts.trainer
     if trainer.state == "starting":
         return "the run waits for the trainer's ranks to join"
     since = trainer.happenings[-1][0]
@@ -25,6 +29,8 @@ def explain(rules: Rules, ledger: Ledger, fleet: Fleet, trainer: Trainer, groups
         return f"the trainer trains step {trainer.version} since {since:.1f} s; {_in_flight(ledger)}"
     if trainer.state == "publishing":
         return f"the trainer publishes version {trainer.version} since {since:.1f} s; {_in_flight(ledger)}"
+    if trainer.version >= rules.steps:
+        return f"the run waits for its last evaluation, of version {trainer.version}: {_evaluation(parts)}"
     step = f"step {trainer.version}"
     unready = [group for group in ledger.outstanding_groups() if group.state != "ready"]
     if ledger.ready >= rules.batch_groups:
@@ -34,26 +40,68 @@ def explain(rules: Rules, ledger: Ledger, fleet: Fleet, trainer: Trainer, groups
     missing = rules.batch_groups - ledger.ready
     if unready:
         return f"{step} waits for {missing} more ready groups: {_groups(unready)}"
-    why = _no_group(ledger, fleet, groups, rewards)
-    return f"{step} waits for {missing} more ready groups, but none is running: {why}"
+    return f"{step} waits for {missing} more ready groups, but none is running: {_no_group(parts)}"
 
 
 def _in_flight(ledger: Ledger) -> str:
     return f"{ledger.in_flight} samples in flight, {ledger.ready} groups ready, {ledger.outstanding} outstanding"
 
 
-def _no_group(ledger: Ledger, fleet: Fleet, groups: Groups, rewards: bool) -> str:
-    if not rewards:
+def _no_group(parts: Parts) -> str:
+    ledger, fleet = parts.ledger, parts.fleet
+    if not parts.rewards:
         return "the reward workers have yet to join"
     if not fleet.servers:
         return "no rollout server has joined"
-    if groups.data_ended:
-        return "the data ended"
+    if parts.groups.data_ended:
+        return f"the data ended; the run waits for its last evaluation: {_evaluation(parts)}"
     loading = [f"{server.label} ({server.state})" for server in fleet.servers.values() if server not in fleet.open]
     if not fleet.open:
         return f"no server holds version {fleet.newest} yet: {_some(loading)}"
     lowest = admission.lowest_floor(ledger.taken, ledger.rules)
     return f"a group needs a server of version {lowest} or newer, the newest holds {fleet.newest_open}"
+
+
+def _evaluation(parts: Parts) -> str:
+    now = parts.evaluations.under_way
+    if now is not None:
+        return f"{now.server.label} evaluates version {now.version} since {now.at:.1f} s"
+    if parts.evaluations.wakeup is not None:
+        return f"it failed and is tried again at {parts.evaluations.wakeup:.1f} s"
+    return "no server serves it yet"
+
+
+def _servers(fleet: Fleet) -> list[str]:
+    """What is wrong with each server, and which one is held back."""
+    return [told for server in fleet.servers.values() if (told := _server(server, fleet))]
+
+
+def _server(server: Server, fleet: Fleet) -> str:
+    cause = server.why.partition("\n")[0]
+    if server.state == "quarantined":
+        return f"{server.label} is left alone after {server.restarts} restarts ({cause})"
+    if server.state == "lost" and server.restart_at is not None:
+        return f"{server.label} is lost ({cause}) and starts again at {server.restart_at:.1f} s"
+    if server.state == "lost":
+        return f"{server.label} starts again since {server.since:.1f} s, it was lost ({cause})"
+    if server.retry_at is not None:
+        return f"{server.label} is swapped again at {server.retry_at:.1f} s, {server.swap_failures} failed in a row"
+    behind = fleet.newest is not None and server.version != fleet.newest
+    if server.evaluating is not None and behind:
+        return f"{server.label} gets version {fleet.newest} when version {server.evaluating} is evaluated"
+    return ""
+
+
+def _looking(parts: Parts) -> list[str]:
+    """Samples whose server was lost while no other holds their floor; their sessions wait for one."""
+    newest = parts.fleet.newest_open
+    floors = [
+        group.floor
+        for group in parts.ledger.outstanding_groups()
+        for sample in group.samples
+        if sample.state == "running" and (newest is None or group.floor > newest)
+    ]
+    return [f"{len(floors)} samples look for a server of version {min(floors)} or newer"] if floors else []
 
 
 def _groups(groups: Sequence[Group]) -> str:

@@ -27,8 +27,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ru
     the divisor per sample of `constant`, and what `overlong_tokens` counts back from. truncated: answers that were cut
     are trained, get no gradient (`mask`), or `truncated_penalty` is taken from their reward (`penalize`).
     overlong_tokens, overlong_penalty: over the last so many tokens before max_new_tokens the reward falls linearly
-    by up to the penalty (arXiv 2503.14476, eq. 13). max_restarts: restarts of one server before it is left alone.
-    eval_every: steps between evaluations, 0 for none.
+    by up to the penalty (arXiv 2503.14476, eq. 13). servers: how many join at the start of the run. max_restarts:
+    restarts of one server before it is left alone. eval_every: steps between evaluations, 0 for none.
     """
 
     seed: int
@@ -60,5 +60,6 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ru
     overlong_tokens: int = 0
     overlong_penalty: float = 0.0
     wave: int = 1
+    servers: int = 1
     max_restarts: int = 5
     eval_every: int = 0

@@ -26,8 +26,8 @@ CASES = [
 
 def look(world: World) -> Hashable:
     """What decides how the run may go on (times and stories don't)."""
-    core = world.core
-    ledger, fleet = core._ledger, core._fleet
+    parts = world.core._parts
+    ledger, fleet, trainer = parts.ledger, parts.fleet, parts.trainer
     return (
         tuple(sorted(world.pending)),
         tuple(
@@ -35,7 +35,7 @@ def look(world: World) -> Hashable:
             for group in ledger.groups.values()
         ),
         tuple((server.branch, server.version, server.loading, server.load) for server in fleet.servers.values()),
-        (fleet.newest, core._trainer.state, core._trainer.version, core._trainer.branch, ledger.step, world.end),
+        (fleet.newest, trainer.state, trainer.version, trainer.branch, ledger.step, world.end),
     )
 
 

@@ -28,9 +28,9 @@ def test_an_unwritten_transition_tells_the_story() -> None:
     server = Server("server 2", 1.0, "joined from {}", "afar")
     server.move("updating", 2.0, "to version {}", 7)
     with pytest.raises(IllegalTransition) as error:
-        server.move("starting", 3.0, "why {}", "not")
+        server.move("updating", 3.0, "why {}", "not")
     assert str(error.value).splitlines() == [
-        "server 2 can't go from updating to starting (at 3.000 s: why not). "
+        "server 2 can't go from updating to updating (at 3.000 s: why not). "
         "This is an error of areal-async. Its story:",
         "server 2",
         "       1.000 s  starting   joined from afar",

@@ -251,17 +251,15 @@ def test_a_stop_cancels_what_is_in_flight() -> None:
     assert world.core.balance()["cancelled"] == 4
 
 
-@pytest.mark.parametrize("peer", ["server", "trainer", "rewards"])
+@pytest.mark.parametrize("peer", ["trainer", "rewards"])
 def test_a_lost_peer_ends_the_run_with_its_story(peer: str) -> None:
     world = World(make_rules()).start().settle(*EARLY)
-    name = "server0" if peer == "server" else peer
-    world.send(Lost(at=world.tick(), peer=peer, id=name, why="exit code -9"))  # type: ignore[arg-type]
+    world.send(Lost(at=world.tick(), peer=peer, id=peer, why="exit code -9"))  # type: ignore[arg-type]
     assert isinstance(world.end, Fail)
-    shown = f"server {name}" if peer == "server" else name
-    assert f"{shown} is gone at step 0: exit code -9" in world.end.why
+    assert f"{peer} is gone at step 0: exit code -9" in world.end.why
 
 
-@pytest.mark.parametrize(("of", "id"), [("publish", "0"), ("swap", "server0"), ("train", "0")])
+@pytest.mark.parametrize(("of", "id"), [("publish", "0"), ("train", "0")])
 def test_what_the_run_needs_and_fails_ends_it(of: str, id: str) -> None:
     world = World(make_rules()).start()
     for kind in ("publish", "swap", "read", "sample", "score"):
