@@ -201,6 +201,23 @@ async def test_an_abort_ends_the_request_and_keeps_its_tokens(client: VllmClient
         await task
 
 
+async def test_a_server_that_is_given_up_breaks_its_answers_off_and_takes_no_more(
+    client: VllmClient, server: ScriptedServer
+) -> None:
+    server.chunk_tokens = 4
+    server.order(GENERATE, Stall(8))
+    task = asyncio.create_task(client.generate(PROMPT, sampling(40), "a", 60.0))
+    await until(lambda: client.tokens_so_far("a") == 8)
+    client.hang_up("it is paused for good")
+    with pytest.raises(StreamBroken, match="after 8 tokens: it is paused for good") as caught:
+        await task
+    assert len(caught.value.partial.token_ids) == 8
+    with pytest.raises(StreamBroken, match="after 0 tokens: it is paused for good"):
+        await client.generate(PROMPT, sampling(40), "b", 60.0)
+    assert client.tokens_so_far("a") == 0
+    await until(lambda: server.open_now == 0)
+
+
 async def test_as_many_requests_in_flight_as_asked_for(client: VllmClient, server: ScriptedServer) -> None:
     """P24: an HTTP client's usual limit is 100 connections."""
     server.order(GENERATE, *[Slow(0.5)] * 256)
@@ -308,10 +325,18 @@ async def test_a_swap_that_fails_before_it_began_leaves_the_server_serving(
     await client.swap(8, INFO)
 
 
-@pytest.mark.parametrize("fault", [Status(500, "no"), Stall(0)])
 @pytest.mark.parametrize(
-    ("path", "stage"),
-    [("/start_weight_update", "start"), ("/update_weights", "update"), ("/finish_weight_update", "finish")],
+    ("path", "stage", "fault"),
+    [
+        ("/start_weight_update", "start", Stall()),  # nobody knows whether it will begin after all
+        ("/start_weight_update", "start", Break()),
+        ("/update_weights", "update", Status(500, "no")),
+        ("/update_weights", "update", Stall()),
+        ("/update_weights", "update", Break()),
+        ("/finish_weight_update", "finish", Status(500, "no")),
+        ("/finish_weight_update", "finish", Stall()),
+        ("/finish_weight_update", "finish", Break()),
+    ],
 )
 async def test_after_an_update_began_the_server_is_never_resumed(
     client: VllmClient, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, path: str, stage: str, fault: Fault
@@ -323,6 +348,36 @@ async def test_after_an_update_began_the_server_is_never_resumed(
     assert (caught.value.stage, caught.value.server_usable, caught.value.version) == (stage, False, 8)
     assert "/resume" not in server.calls
     assert server.paused
+
+
+async def test_a_server_that_refuses_to_begin_goes_on(client: VllmClient, server: ScriptedServer) -> None:
+    """It says itself that no update is open, so its layers are what they were."""
+    server.order("/start_weight_update", Status(500, "no"))
+    with pytest.raises(SwapFailed, match=r"'start'.*no.*goes on") as caught:
+        await client.swap(8, INFO)
+    assert caught.value.server_usable
+    assert server.calls[-3:] == ["/start_weight_update", "/finish_weight_update", "/resume"]
+    assert (await client.generate(PROMPT, sampling(4), "a", 5.0)).versions.tolist() == [7] * 4
+
+
+async def test_an_update_that_somebody_else_began_is_no_place_to_go_on_from(
+    client: VllmClient, server: ScriptedServer
+) -> None:
+    await client.pause()
+    await client.start_weight_update()
+    with pytest.raises(SwapFailed, match=r"already active.*must be restarted") as caught:
+        await client.swap(8, INFO)
+    assert not caught.value.server_usable
+    assert server.paused
+
+
+async def test_a_server_that_stands_still_after_its_update_must_be_restarted(
+    client: VllmClient, server: ScriptedServer
+) -> None:
+    server.order("/resume", Status(500, "no"))
+    with pytest.raises(SwapFailed, match="has the new weights and stands still") as caught:
+        await client.swap(8, INFO)
+    assert (caught.value.stage, caught.value.server_usable) == ("resume", False)
 
 
 async def test_a_server_that_can_be_neither_paused_nor_resumed_is_not_usable(
@@ -350,6 +405,14 @@ async def test_a_server_that_a_dead_controller_left_paused_is_cleaned_up(uds: st
         await handshake(client, IDENTITY)
         assert not server.paused
         assert server.calls.index("/abort_requests") < server.calls.index("/resume")
+
+
+async def test_an_update_that_a_dead_controller_left_open_is_closed(client: VllmClient, server: ScriptedServer) -> None:
+    await client.pause()
+    await client.start_weight_update()
+    await handshake(client, IDENTITY)
+    await client.swap(8, INFO)
+    assert (server.paused, server.label) == (False, "8")
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,42 @@
-"""Carries out what the core says about servers: starts them, shakes hands, swaps their weights.
+"""Carries out what the core says about servers: has them (its own, and those by URL), shakes hands, swaps, restarts.
 
-What always holds: a server joins only after the handshake; its first version is checked against the trainer's own
-log-probabilities before any sample is asked of it; a swap that failed is reported with its stage, never repeated here.
+What always holds: a server joins only after the handshake; the first version of each of its lives is compared with the
+trainer's own log-probabilities before any sample is asked of it; the end of a life is told once, as `Lost`; a swap that
+failed is reported with its stage and never repeated here, and a server whose update had begun is not resumed.
 """
 
 import asyncio
 import contextlib
-import os
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from areal_async.config import Config
 from areal_async.controller.crew import Crew
+from areal_async.controller.runfolder import RunFolder
 from areal_async.controller.starting import wait_for_start
-from areal_async.errors import HandshakeError, ServerError, WireError
+from areal_async.errors import ArealError, HandshakeError, ServerError, WireError
 from areal_async.launch.child import Child, ChildSpec
+from areal_async.launch.placement import gpus_here, place
 from areal_async.launch.recipes import Recipes
-from areal_async.messages import AnyEvent, Failed, Joined, Lost, Swap, Swapped
+from areal_async.messages import AnyEvent, Failed, Joined, Lost, Restart, Swap, Swapped, Version
+from areal_async.rollout.fleet import Fleet, Live
 from areal_async.rollout.handshake import handshake, probe
-from areal_async.rollout.types import ModelIdentity
+from areal_async.rollout.types import ModelIdentity, SwapFailed, SwapTimes, WeightsDiffer
 from areal_async.rollout.vllm_http import VllmClient
 
+logger = logging.getLogger("areal_async")
+
 HEALTH_POLL_S = 0.25  # a starting server doesn't answer at all; asking costs nothing
+WATCH_S = 2.0  # between looks at a server that is no child of ours; a failed request has it looked at once
+WATCH_AGAIN_S = 0.5  # after a look that found it unwell
+WATCH_DEADLINE_S = 10.0  # of a look: its process may be busy with thousands of answers
+UNWELL = 2  # looks in a row: one may have met a full queue
 PROBE_TOKENS = 64  # per prompt: enough to see another temperature, tokenizer or model
 FAILURE_PAUSE_S = 1.0  # after a request failed, before its server is looked at: a dying process takes a moment
 STOP_GRACE_S = 1.0  # a server has nothing to save
@@ -33,8 +44,12 @@ STOP_GRACE_S = 1.0  # a server has nothing to save
 # Largest mean |difference| between a server's log-probability of a token and the trainer's. In float32 they agree to
 # 1e-6 where all is right; in bfloat16 unlikely tokens differ by some tenths, the mean by some thousandths.
 PROBE_TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
+# The same where the trainer holds other weights than the server by now, some steps further: what steps of training do
+# to a policy is below it, another model or tokenizer far above.
+MOVED_ON_TOLERANCE = 0.5
 
-ProbeTrainer = Callable[[npt.NDArray[np.int32], str], Awaitable[npt.NDArray[np.float32]]]
+ProbeTrainer = Callable[[npt.NDArray[np.int32], str], Awaitable[tuple[npt.NDArray[np.float32], Version]]]
+"""Log-probabilities of a sequence under the trainer's weights, and the version of these."""
 
 
 async def start_server(
@@ -47,6 +62,7 @@ async def start_server(
     socket: Path,
     stderr: Path,
     cores: str | None,
+    gpus: str | None = None,
     identity: ModelIdentity,
 ) -> tuple[VllmClient, Child]:
     """Start one vLLM server and shake hands. `stack` stops it. Errors: LaunchError, HandshakeError."""
@@ -62,6 +78,10 @@ async def start_server(
         stream_interval=server.stream_interval,
         max_num_seqs=server.max_num_seqs,
         seed=config.seed,
+        gpus=gpus,
+        tensor_parallel=server.tensor_parallel,
+        gpu_memory=server.gpu_memory if gpus is not None else None,
+        backend=identity.backend,
         extra=server.extra_args,
     )
     child = await Child.start(ChildSpec(name=f"server {name}", argv=tuple(argv), env=env, stderr_path=stderr))
@@ -81,8 +101,32 @@ async def _answering(client: VllmClient) -> None:
         await asyncio.sleep(HEALTH_POLL_S)
 
 
+class _Life:
+    """One life of a server, from its handshake to its loss. probed: its numbers have been compared with the trainer's.
+    child: None for one by URL."""
+
+    def __init__(self, live: Live, child: Child | None, held: AsyncExitStack) -> None:
+        self.live = live
+        self.child = child
+        self.probed = False
+        self._held = held
+        self._closing = asyncio.Lock()
+
+    @property
+    def client(self) -> VllmClient:
+        return self.live.client
+
+    async def close(self) -> None:
+        """End the process, if it is ours, and the connections. Whoever asks second waits for the first."""
+        async with self._closing:
+            await self._held.aclose()
+
+
 class Servers:
-    """The rollout servers of a run. clients: by name, from the handshake on."""
+    """The rollout servers of a run: `0`, `1`, … its own, then those by URL. fleet: as the rollouts see them.
+
+    clients: by name, from the handshake on, also of servers that are lost now.
+    """
 
     def __init__(
         self,
@@ -90,6 +134,7 @@ class Servers:
         recipes: Recipes,
         crew: Crew,
         identity: ModelIdentity,
+        folder: RunFolder,
         *,
         probe_prompts: Callable[[], list[list[int]]],
         probe_trainer: ProbeTrainer,
@@ -101,104 +146,210 @@ class Servers:
         self._recipes = recipes
         self._crew = crew
         self._identity = identity
+        self._folder = folder
         self._probe_prompts = probe_prompts
         self._probe_trainer = probe_trainer
         self._paused = paused
         self._take = take
         self._now = now
-        self._probed: set[str] = set()
+        self._lives: dict[str, _Life] = {}
+        self._stack = AsyncExitStack()
+        self.fleet = Fleet()
         self.clients: dict[str, VllmClient] = {}
-        self._children: dict[str, Child] = {}
+
+    # ---------------------------------------------------------------------------------------------- starts and ends
 
     def names(self) -> list[str]:
-        return [str(number) for number in range(self._config.own_servers)]
+        return [str(number) for number in range(self._config.own_servers + len(self._config.rollout.urls))]
 
-    async def start(self, stack: AsyncExitStack, name: str, socket: Path, stderr: Path) -> None:
-        """Start one server and have it join. Errors: LaunchError, HandshakeError."""
-        cores = self._config.server.cores
-        parts = cores.split("|") if cores else [None] * self._config.own_servers
-        number = self.names().index(name)
-        client, child = await start_server(
-            stack,
-            self._config,
-            self._recipes,
-            name=name,
-            model=self._config.model.path,
-            socket=socket,
-            stderr=stderr,
-            cores=parts[number % len(parts)],
-            identity=self._identity,
-        )
-        self.clients[name] = client
-        self._children[name] = child
-        self._crew.start(self._watch(name, child), f"watch server {name}")
+    async def start(self, stack: AsyncExitStack, name: str) -> None:
+        """The first life of a server; `stack` ends it and those after it. Errors: LaunchError, HandshakeError."""
+        self._stack = stack
+        await self._begin(name)
         self._take(Joined(at=self._now(), peer="server", id=name))
 
-    async def _watch(self, name: str, child: Child) -> None:
+    def restart(self, command: Restart) -> None:
+        logger.warning("server %s is started again", command.server)
+        self._crew.start(self._restart(command.server), f"restart of server {command.server}")
+
+    async def _restart(self, name: str) -> None:
+        try:
+            if old := self._lives.pop(name, None):
+                self.fleet.lose(old.live, "it is started again")
+                await old.close()
+            await self._begin(name)
+        except (ArealError, OSError) as error:
+            self._take(Lost(at=self._now(), peer="server", id=name, why=f"it could not be started again: {error}"))
+            return
+        self._take(Joined(at=self._now(), peer="server", id=name))
+
+    async def _begin(self, name: str) -> None:
+        number = int(name)
+        async with AsyncExitStack() as starting:
+            if number < self._config.own_servers:
+                client, child = await self._start_child(starting, name)
+            else:
+                url = self._config.rollout.urls[number - self._config.own_servers]
+                client, child = await self._connect(starting, name, url), None
+            held = starting.pop_all()
+        life = _Life(self.fleet.join(client), child, held)
+        self._stack.push_async_callback(life.close)
+        self._lives[name], self.clients[name] = life, client
+        watch = self._watch_health(life) if child is None else self._watch_child(life, child)
+        self._crew.start(watch, f"watch server {name}")
+
+    async def _start_child(self, stack: AsyncExitStack, name: str) -> tuple[VllmClient, Child]:
+        config, number = self._config, int(name)
+        cores = config.server.cores.split("|") if config.server.cores else [None] * config.own_servers
+        socket = self._folder.socket(f"server-{name}")
+        socket.unlink(missing_ok=True)  # of an earlier life, which was killed: vLLM can't listen on it again
+        return await start_server(
+            stack,
+            config,
+            self._recipes,
+            name=name,
+            model=config.model.path,
+            socket=socket,
+            stderr=self._folder.stderr(f"server-{name}"),
+            cores=cores[number % len(cores)],
+            gpus=place(config, gpus_here()).servers[number],
+            identity=self._identity,
+        )
+
+    async def _connect(self, stack: AsyncExitStack, name: str, url: str) -> VllmClient:
+        client = await stack.enter_async_context(VllmClient(name, url))
+        try:
+            async with asyncio.timeout(self._config.server.start_timeout_s):
+                try:
+                    await client.health()
+                except ServerError as error:
+                    logger.warning("%s; waiting for it", error)
+                    await _answering(client)
+        except TimeoutError as error:
+            raise HandshakeError(
+                f"server {name} ({url}) has not been well for server.start_timeout_s = "
+                f"{self._config.server.start_timeout_s:g} s; start it as docs/servers.md says, or take it out of "
+                f"rollout.urls"
+            ) from error
+        await handshake(client, self._identity)
+        return client
+
+    async def _watch_child(self, life: _Life, child: Child) -> None:
         await child.wait()
-        self._take(Lost(at=self._now(), peer="server", id=name, why=child.why()))
+        self._lose(life, child.why())
+
+    async def _watch_health(self, life: _Life) -> None:
+        """Of a server that is no child of ours: looked at now and then, and at once when a request failed there."""
+        unwell, why = 0, ""
+        while not life.live.gone.is_set() and unwell < UNWELL:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_AGAIN_S if unwell else WATCH_S):
+                    await (life.live.gone if unwell else life.live.suspected).wait()
+            life.live.suspected.clear()
+            try:
+                await life.client.health(WATCH_DEADLINE_S)
+            except ServerError as error:
+                unwell, why = unwell + 1, str(error)
+            else:
+                unwell = 0
+        self._lose(life, why)
+
+    def _lose(self, life: _Life, why: str) -> None:
+        """Tell that a life has ended, unless it was told or was ended by us."""
+        if self.fleet.lose(life.live, why):
+            self._take(Lost(at=self._now(), peer="server", id=life.live.name, why=why))
+
+    async def _is_gone(self, life: _Life) -> bool:
+        """After a call failed: whether the server is lost. A dying process takes a moment."""
+        life.live.suspected.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAILURE_PAUSE_S):
+                await life.live.gone.wait()
+        return life.live.gone.is_set()
 
     async def has_died(self, name: str) -> bool:
-        """After a request failed: whether the server's process is gone. Then `Lost` tells of it, with the cause; what
-        failed because of it need not be told."""
-        await asyncio.sleep(FAILURE_PAUSE_S)
-        try:
-            os.kill(self._children[name].pid, 0)
-        except ProcessLookupError:
-            return True
-        return False
+        """After a request failed: whether its server is gone. Then `Lost` tells of it, with the cause."""
+        life = self._lives.get(name)
+        return life is None or await self._is_gone(life)
+
+    # -------------------------------------------------------------------------------------------------------- swaps
 
     def swap(self, command: Swap) -> None:
         self._crew.start(self._swap(command), f"swap of server {command.server} to version {command.version}")
 
     async def _swap(self, command: Swap) -> None:
-        client = self.clients[command.server]
+        life = self._lives.get(command.server)
+        if life is None or life.live.gone.is_set():
+            return  # `Lost` is told, or a restart is under way
+        self.fleet.loading(life.live, command.version)
+        try:
+            times = await self._load(life, command)
+            if not life.probed:
+                await self._compare(life.client, command)
+        except (WeightsDiffer, HandshakeError) as error:
+            await self._reject(life, error)
+        except SwapFailed as error:
+            if error.server_usable:
+                self._failed("swap", command.server, error)
+            elif not await self._is_gone(life):
+                self._lose(life, str(error))
+                await life.close()
+        except (ServerError, WireError) as error:  # before the swap, or in the comparison after it
+            if not await self._is_gone(life):
+                self._failed("swap", command.server, error)
+        else:
+            life.probed = True
+            self.fleet.swapped(life.live, command.version)
+            self._take(
+                Swapped(
+                    at=self._now(),
+                    server=command.server,
+                    version=command.version,
+                    branch=command.branch,
+                    pause_s=times.total_s,
+                )
+            )
+
+    async def _load(self, life: _Life, command: Swap) -> SwapTimes:
         info = {"path": command.location}
         self._paused(1)
         try:
-            if command.server not in self._probed:
-                await client.check_weights(info)
-            times = await client.swap(command.version, info, self._config.weights.swap_timeout_s)
-        except ServerError as error:
-            if not await self.has_died(command.server):
-                self._take(Failed(at=self._now(), of="swap", id=command.server, why=str(error)))
-            return
+            if not life.probed:
+                await life.client.check_weights(info)
+            return await life.client.swap(command.version, info, self._config.weights.swap_timeout_s)
         finally:
             self._paused(-1)
-        try:
-            if command.server not in self._probed:
-                await self._compare(client, command)
-        except (ServerError, WireError) as error:
-            self._take(Failed(at=self._now(), of="swap", id=command.server, why=str(error)))
-            return
-        self._probed.add(command.server)
-        self._take(
-            Swapped(
-                at=self._now(),
-                server=command.server,
-                version=command.version,
-                branch=command.branch,
-                pause_s=times.total_s,
-            )
-        )
+
+    async def _reject(self, life: _Life, error: ServerError) -> None:
+        """Its numbers are not the trainer's: it is given up, and another start wouldn't mend it."""
+        if self.fleet.lose(life.live, str(error)):
+            self._failed("server", life.live.name, error)
+        await life.close()
+
+    def _failed(self, of: Literal["swap", "server"], name: str, error: ArealError) -> None:
+        self._take(Failed(at=self._now(), of=of, id=name, why=str(error)))
 
     async def _compare(self, client: VllmClient, command: Swap) -> None:
         """The server's log-probabilities of its own tokens against the trainer's: the same model, the same numbers."""
-        temperature = self._config.rollout.temperature
-        differences = []
+        config = self._config
+        differences, versions = [], set()
         for number, prompt in enumerate(self._probe_prompts()):
             n = min(PROBE_TOKENS, self._identity.context_tokens - len(prompt))
-            drawn, logprobs = await probe(client, np.asarray(prompt, np.int32), n, temperature)
+            drawn, logprobs = await probe(client, np.asarray(prompt, np.int32), n, config.rollout.temperature)
             sequence = np.concatenate([np.asarray(prompt, np.int32), drawn])
-            expected = await self._probe_trainer(sequence, f"probe of server {client.name}, {number}")
+            name = f"probe of server {client.name} after its swap at {self._now():.3f} s, {number}"
+            expected, version = await self._probe_trainer(sequence, name)
             differences.append(np.abs(expected[len(prompt) :] - logprobs))
+            versions.add(version)
         mean, largest = float(np.concatenate(differences).mean()), float(np.concatenate(differences).max())
-        tolerance = PROBE_TOLERANCE[self._config.model.dtype]
+        same = versions == {command.version}
+        tolerance = PROBE_TOLERANCE[config.model.dtype] if same else MOVED_ON_TOLERANCE
         if not mean <= tolerance:
+            trainer = "with the same weights" if same else f"the trainer is at version {max(versions)} already, but"
             raise HandshakeError(
-                f"server {client.name} ({client.address}) can't be used: with the same weights (version "
+                f"server {client.name} ({client.address}) can't be used: {trainer} (version "
                 f"{command.version}) its log-probabilities differ from the trainer's by {mean:.2g} on average (at "
-                f"most {largest:.2g}; {tolerance:g} on average is allowed in {self._config.model.dtype}). Nothing was "
+                f"most {largest:.2g}; {tolerance:g} on average is allowed in {config.model.dtype}). Nothing was "
                 f"trained with it. Usual causes: another temperature or logits processor at the server "
                 f"(--logprobs-mode, --generation-config), another dtype, another model"
             )

@@ -78,6 +78,11 @@ class Answer:
         """Whether the last token has arrived (the stream's own end may still be missing)."""
         return self._finish is not None
 
+    @property
+    def length(self) -> int:
+        """Tokens that have arrived."""
+        return len(self._token_ids)
+
     def feed(self, data: bytes) -> None:
         """Take bytes of the stream, cut anywhere. Raises StreamBroken where the server says that it gave up."""
         *events, self._rest = (self._rest + data).split(b"\n\n")

@@ -97,11 +97,12 @@ def _same_model(client: VllmClient, expect: ModelIdentity, info: ServerInfo) -> 
 
 
 async def _not_paused(client: VllmClient) -> None:
-    """Clean up after a controller that died in the middle of a swap. If the update had begun, the server's weights may
-    be half-loaded; then the next question fails, or the first version of this run replaces them all."""
+    """Clean up after a controller that died in the middle of a swap. Nobody waits for what runs there; the layers are
+    closed if they are open, and the weights, whatever they are now, are all replaced by the first swap of this run."""
     try:
         if await client.is_paused():
             await client.abort_all()
+            await client.drop_weight_update()
             await client.resume()
     except RequestFailed as error:
         raise _no(client, f"it was left paused, and can't be cleaned up: {error}", "restart it") from error

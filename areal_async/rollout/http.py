@@ -83,6 +83,8 @@ class Http:
     async def _send(
         self, method: str, path: str, body: bytes, sink: Sink, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
+        if self._session.closed:
+            raise ConnectionError("its connections have been closed: the server was given up")
         async with self._session.request(method, self._base + path, data=body or None, headers=headers) as response:
             try:
                 if response.status != 200:

@@ -78,7 +78,7 @@ class SwapTimes(NamedTuple):
         return sum(self)
 
 
-SwapStage: TypeAlias = Literal["pause", "start", "update", "finish", "resume"]
+SwapStage: TypeAlias = Literal["join", "pause", "start", "update", "finish", "resume"]
 
 
 class RequestFailed(ServerError):
@@ -92,6 +92,10 @@ class RequestFailed(ServerError):
         super().__init__(message)
         self.status = status
         self.retryable = retryable
+
+
+class WeightsDiffer(RequestFailed):
+    """The weights that the trainer publishes are not those of the server's model: names, shapes or dtypes differ."""
 
 
 class StreamBroken(RequestFailed):

@@ -29,6 +29,7 @@ from areal_async.rollout.types import (
     SwapStage,
     SwapTimes,
     Tokens,
+    WeightsDiffer,
 )
 
 CONTROL_DEADLINE_S: Final = 30.0  # short calls; a pause waits for the forward pass that runs, a long prefill at most
@@ -38,6 +39,10 @@ RETRYABLE_4XX: Final = frozenset({408, 429})
 ENGINE_ID_PREFIX: Final = "generate-tokens-"  # vLLM puts it before the request ids of /inference/v1/generate
 
 GENERATE: Final = "/inference/v1/generate"
+
+# Words that tell one refusal from another: vLLM 0.32 answers 500 to all of them.
+NO_UPDATE_OPEN: Final = "without a matching start_weight_update"  # to /finish_weight_update
+FILE_DIFFERS: Final = "Start server and trainer from the same model"  # of our plug-in: engines.vllm.manifest.compare
 
 
 class VllmClient:
@@ -51,6 +56,8 @@ class VllmClient:
         self.address = address
         self._http = Http(address)
         self._encode = msgspec.json.Encoder().encode
+        self._running: dict[str, tuple[Answer, asyncio.Timeout]] = {}
+        self._hung_up = ""
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,22 +84,41 @@ class VllmClient:
     ) -> Answer:
         """As `generate`, before the versions are read: at a handshake the server has no version of this run yet."""
         answer = Answer(self.name, request_id)
+        if self._hung_up:
+            raise answer.broken(self._hung_up)
         body = self._encode(_request(token_ids, sampling, request_id))
         status, why = 200, b""
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(deadline_s) as limit:
+                self._running[request_id] = answer, limit
                 status, why = await self._http.send(GENERATE, body, answer.feed)
         except TimeoutError as error:
             if not answer.finished:
-                raise answer.broken(f"its deadline of {deadline_s:g} s passed") from error
+                raise answer.broken(self._hung_up or f"its deadline of {deadline_s:g} s passed") from error
         except OSError as error:
             if not answer.finished:
                 raise answer.broken(f"{type(error).__name__}: {error}") from error
+        finally:
+            self._running.pop(request_id, None)
         if status != 200:
             raise self._refused(GENERATE, status, why)
         if not answer.finished:
             raise answer.broken("the stream ended without a finish reason")
         return answer
+
+    def tokens_so_far(self, request_id: str) -> int:
+        """How many tokens of a running answer have arrived; 0 if there is none with this id."""
+        running = self._running.get(request_id)
+        return running[0].length if running is not None else 0
+
+    def hang_up(self, why: str) -> None:
+        """The server can't be used any more: its answers break off now, with what had arrived, and there are no new
+        ones."""
+        self._hung_up = why
+        now = asyncio.get_running_loop().time()
+        for _, limit in self._running.values():
+            if not limit.expired():
+                limit.reschedule(now)
 
     async def abort(self, request_id: str) -> None:
         """End a request whose connection may still be open somewhere; an unknown id is no error."""
@@ -107,9 +133,26 @@ class VllmClient:
     async def check_weights(self, info: Mapping[str, str]) -> None:
         """Compare the file of `info` (as for `update_weights`) with the server's model; nothing is loaded.
 
-        Raises RequestFailed that names the parameters that differ.
+        Raises WeightsDiffer that names the parameters that differ; RequestFailed where they couldn't be compared.
         """
-        await self._post("/init_weight_transfer_engine", {"init_info": dict(info)})
+        try:
+            await self._post("/init_weight_transfer_engine", {"init_info": dict(info)})
+        except RequestFailed as error:
+            if FILE_DIFFERS in str(error):
+                raise WeightsDiffer(str(error), status=error.status, retryable=False) from error
+            raise
+
+    async def world_size(self) -> int:
+        """Workers of the server: tensor, pipeline and data parallel ones."""
+        return msgspec.json.decode(await self._get("/get_world_size"), type=_WorldSize).world_size
+
+    async def join_transfer(self, info: Mapping[str, object], deadline_s: float) -> None:
+        """Have all workers join a communicator (transport nccl); answers when all of its ranks are there."""
+        await self._call("POST", "/init_weight_transfer_engine", self._encode({"init_info": info}), deadline_s)
+
+    async def leave_transfer(self) -> None:
+        """Have them leave the communicator that they are in; no error if there is none."""
+        await self._post("/shutdown_weight_transfer_engine")
 
     async def pause(self) -> None:
         """Freeze running answers and drop their KV cache: it is rebuilt under whatever weights are there then."""
@@ -119,14 +162,22 @@ class VllmClient:
         """Open the layers. From here on the server must not be resumed unless `finish_weight_update` succeeded."""
         await self._post("/start_weight_update")
 
-    async def update_weights(self, info: Mapping[str, str], deadline_s: float = UPDATE_DEADLINE_S) -> None:
-        """Load weights; info: of the transfer engine, `{"path": …}` for shared memory."""
+    async def update_weights(self, info: Mapping[str, object], deadline_s: float = UPDATE_DEADLINE_S) -> None:
+        """Load weights; info: of the transfer engine, `{"path": …}` for a file."""
         await self._call("POST", "/update_weights", self._encode({"update_info": dict(info)}), deadline_s)
 
     async def finish_weight_update(self, version: Version, deadline_s: float = UPDATE_DEADLINE_S) -> None:
         """Close the layers, which packs what is still unpacked; tokens are labelled `version` from now on."""
         body = self._encode({"weight_version": str(version)})
         await self._call("POST", "/finish_weight_update", body, deadline_s)
+
+    async def drop_weight_update(self) -> None:
+        """Close the layers if they are open, whatever was loaded into them: the next update loads all of them anew."""
+        try:
+            await self._post("/finish_weight_update", {"weight_version": None})
+        except RequestFailed as error:
+            if NO_UPDATE_OPEN not in str(error):
+                raise
 
     async def label_weights(self, version: Version) -> None:
         """Call the weights that the server was started with `version`; tokens are labelled so from now on."""
@@ -167,13 +218,15 @@ class VllmClient:
         return SwapTimes(*times)
 
     async def _swap_failed(self, version: Version, stage: SwapStage, error: RequestFailed) -> SwapFailed:
-        usable = stage == "pause"
+        usable = stage == "pause" or (stage == "start" and error.status is not None and await self._nothing_open())
         fate = "It goes on under its old weights."
         if usable:
             try:
                 await self.resume()
             except RequestFailed as second:
                 usable, fate = False, f"It could not be resumed either ({second}); it must be restarted."
+        elif stage == "resume":
+            fate = "It has the new weights and stands still; it must be restarted."
         else:
             fate = "Its layers may be half-loaded: it stays paused and must be restarted."
         return SwapFailed(
@@ -181,11 +234,23 @@ class VllmClient:
             version=version, stage=stage, server_usable=usable,
         )  # fmt: skip
 
+    async def _nothing_open(self) -> bool:
+        """Whether no update is open, after the server has refused to begin one. Only its own words count. (An engine
+        that fails while it opens the layers counts as closed too; it can't compute then, and dies at the next token.)
+
+        Where one was open, by whatever hand, it has been closed with weights missing: the server must be restarted.
+        """
+        try:
+            await self._post("/finish_weight_update", {"weight_version": None})
+        except RequestFailed as error:
+            return NO_UPDATE_OPEN in str(error)
+        return False
+
     # ------------------------------------------------------------------------------------------------ questions
 
-    async def health(self) -> None:
+    async def health(self, deadline_s: float = CONTROL_DEADLINE_S) -> None:
         """Raises RequestFailed unless the server says that it is well."""
-        await self._get("/health")
+        await self._call("GET", "/health", b"", deadline_s)
 
     async def server_info(self) -> "ServerInfo":
         """What the server was started with (a development route)."""
@@ -236,6 +301,10 @@ class VllmClient:
 
 class _Paused(msgspec.Struct):
     is_paused: bool
+
+
+class _WorldSize(msgspec.Struct):
+    world_size: int
 
 
 class _WeightInfo(msgspec.Struct):

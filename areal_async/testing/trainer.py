@@ -80,7 +80,7 @@ class ScriptedRank:
             case Publish() as publish:
                 return self._publish(publish), []
             case Probe() as probe:
-                return ProbeResult(id=probe.id), [logprobs_of(request.arrays[0])]
+                return ProbeResult(id=probe.id, version=self._version), [logprobs_of(request.arrays[0], self._version)]
             case SaveModel(path=path):
                 Path(path).mkdir(parents=True, exist_ok=True)
                 (Path(path) / "version").write_text(str(self._version))
@@ -124,14 +124,16 @@ class ScriptedRank:
                 file.write(json.dumps(line) + "\n")
 
 
-def logprobs_of(token_ids: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
-    """What the scripted server says of an answer without a seed under version 0; the answer begins where it fits."""
+def logprobs_of(token_ids: npt.NDArray[np.generic], newest: int) -> npt.NDArray[np.float32]:
+    """What the scripted server says of an answer without a seed, under the newest version up to `newest` that can have
+    drawn it; the answer begins where it fits."""
     tokens = token_ids.tolist()
     out = np.zeros(len(tokens), np.float32)
-    for begin in range(1, len(tokens)):
-        if all(token == drawn_token(0, 0, at, VOCAB_SIZE) for at, token in enumerate(tokens[begin:])):
-            out[begin:] = [drawn_logprob(0, 0, at) for at in range(len(tokens) - begin)]
-            break
+    for version in range(newest, -1, -1):
+        for begin in range(1, len(tokens)):
+            if all(token == drawn_token(0, version, at, VOCAB_SIZE) for at, token in enumerate(tokens[begin:])):
+                out[begin:] = [drawn_logprob(0, version, at) for at in range(len(tokens) - begin)]
+                return out
     return out
 
 

@@ -2,9 +2,10 @@
 
 What always holds: which token comes at a position of an answer depends only on the request's seed, the position and
 the version of the "weights" at that moment (`drawn_token`, `drawn_logprob`), so a test knows what must arrive; spans
-are exact; the order of weight calls is enforced as by vLLM, and recorded in `calls`.
+are exact; the order of weight calls is enforced as by vLLM, and recorded in `calls`; each request is written to the
+book, if there is one, before it is answered.
 
-As a program, for benchmarks in another process: `python -m areal_async.testing.vllm_server --uds PATH`.
+As a program, in another process: `python -m areal_async.testing.vllm_server --uds PATH [--book FILE] [--orders JSON]`.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
@@ -24,44 +26,64 @@ ENGINE_ID_PREFIX: Final = "generate-tokens-"
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(msgspec.Struct, frozen=True, tag=True):
     """Answer with this HTTP status and nothing else."""
 
     code: int
     reason: str = "by script"
 
 
-@dataclass(frozen=True)
-class Break:
-    """Cut the connection after so many tokens."""
+class Break(msgspec.Struct, frozen=True, tag=True):
+    """Cut the connection after so many tokens, or before the answer of another route."""
 
-    after_tokens: int
+    after_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class Stall:
+class Stall(msgspec.Struct, frozen=True, tag=True):
     """Say nothing more after so many tokens, for ever."""
 
-    after_tokens: int
+    after_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class Slow:
+class Slow(msgspec.Struct, frozen=True, tag=True):
     """Wait so long before each chunk, or before the answer of another route."""
 
     seconds: float
 
 
-@dataclass(frozen=True)
-class Say:
+class Say(msgspec.Struct, frozen=True, tag=True):
     """After so many tokens, send these bytes and end the stream."""
 
     after_tokens: int
     raw: bytes
 
 
-Fault: TypeAlias = Status | Break | Stall | Slow | Say
+class Well(msgspec.Struct, frozen=True, tag=True):
+    """Nothing is wrong with this one: the fault is for a later one."""
+
+
+Fault: TypeAlias = Status | Break | Stall | Slow | Say | Well
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Requests of `path` fail like this: `times` of them, after `skip` that don't."""
+
+    path: str
+    fault: Fault
+    skip: int = 0
+    times: int = 1
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A line of the book: what was asked of which server (the name of its socket) while its weights were `label`."""
+
+    server: str
+    label: str
+    request_id: str
+    prompt: list[int]
+    max_tokens: int
+    seed: int | None
+    aborted: bool = False
 
 
 def drawn_token(seed: int, version: int, position: int, vocab_size: int) -> int:
@@ -94,7 +116,8 @@ class ScriptedServer:
     """`async with ScriptedServer(path) as server:` listens on a Unix socket until the end of the block.
 
     token_s: seconds a token. chunk_tokens: tokens a chunk (`--stream-interval`).
-    dev_mode, scale_out, logprobs_mode, dtype, backend: how it was "started"; see `rollout.handshake`.
+    dev_mode, scale_out, logprobs_mode, dtype, backend: how it was "started"; see `rollout.handshake`. book: file that
+    an `Entry` is appended to for each request and each abort; several servers may share it.
     """
 
     uds: str
@@ -109,6 +132,7 @@ class ScriptedServer:
     backend: str = "areal_file"
     label: str = "default"
     paused: bool = False
+    book: Path | None = None
 
     calls: list[str] = field(default_factory=list, init=False)
     requests: list[_Request] = field(default_factory=list, init=False)
@@ -122,6 +146,9 @@ class ScriptedServer:
     def order(self, path: str, *faults: Fault) -> None:
         """The next requests of `path` fail like this, one each, in this order; later ones don't."""
         self._faults[path].extend(faults)
+
+    def follow(self, order: Order) -> None:
+        self.order(order.path, *[Well()] * order.skip, *[order.fault] * order.times)
 
     async def __aenter__(self) -> Self:
         self._goes = asyncio.Event()
@@ -181,6 +208,13 @@ class ScriptedServer:
                 case Stall() if handler != self._generate:
                     faults.popleft()
                     await asyncio.sleep(FOREVER_S)
+                case Break() if handler != self._generate:
+                    faults.popleft()
+                    assert request.transport is not None
+                    request.transport.abort()
+                    return web.Response()
+                case Well() if handler != self._generate:
+                    faults.popleft()
             return await handler(request)
 
         return answer
@@ -217,9 +251,10 @@ class ScriptedServer:
 
     async def _finish(self, request: web.Request) -> web.Response:
         if not self._updating:
-            return web.json_response({"error": "no weight update is active"}, status=500)
+            reason = "finish_weight_update called without a matching start_weight_update."
+            return web.json_response({"error": reason}, status=500)
         self._updating = False
-        self.label = (await request.json())["weight_version"]
+        self.label = (await request.json())["weight_version"] or self.label
         return web.json_response({})
 
     async def _label(self, request: web.Request) -> web.Response:
@@ -251,7 +286,10 @@ class ScriptedServer:
 
     async def _abort(self, request: web.Request) -> web.Response:
         ids = (await request.json()).get("request_ids") or [ENGINE_ID_PREFIX + name for name in self._running]
-        self._aborted.update(name.removeprefix(ENGINE_ID_PREFIX) for name in ids)
+        names = [name.removeprefix(ENGINE_ID_PREFIX) for name in ids]
+        self._aborted.update(names)
+        for name in names:
+            self._write(Entry(self._name, self.label, name, [], 0, None, aborted=True))
         return web.json_response({})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
@@ -263,6 +301,8 @@ class ScriptedServer:
             reason = f"token_id(s) {outside} in logit_bias contain out-of-vocab token ids"
             return web.json_response({"error": {"message": reason}}, status=400)
         self.requests.append(body)
+        sampling = body.sampling_params
+        self._write(Entry(self._name, self.label, body.request_id, body.token_ids, sampling.max_tokens, sampling.seed))
         self.open_now += 1
         self.open_most = max(self.open_most, self.open_now)
         self._running[body.request_id] += 1
@@ -271,6 +311,15 @@ class ScriptedServer:
         finally:
             self.open_now -= 1
             self._running -= Counter([body.request_id])
+
+    @property
+    def _name(self) -> str:
+        return Path(self.uds).stem
+
+    def _write(self, entry: Entry) -> None:
+        if self.book is not None:
+            with self.book.open("ab", buffering=0) as file:
+                file.write(msgspec.json.encode(entry) + b"\n")
 
     async def _stream(self, request: web.Request, body: _Request) -> web.StreamResponse:
         faults = self._faults["/inference/v1/generate"]
@@ -359,10 +408,16 @@ def main() -> None:
     parser.add_argument("--chunk-tokens", type=int, default=16, help="tokens a chunk")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--max-model-len", type=int, default=4096, help="context, tokens")
+    parser.add_argument("--backend", default="areal_file", help="weight transfer engine that it says it has")
+    parser.add_argument("--book", type=Path, help="file for what was asked")
+    parser.add_argument("--orders", default="[]", help="faults: a JSON list of `Order`s")
     args = parser.parse_args()
     server = ScriptedServer(
-        args.uds, args.vocab_size, args.max_model_len, args.token_s, args.chunk_tokens, dtype=args.dtype
-    )
+        args.uds, args.vocab_size, args.max_model_len, args.token_s, args.chunk_tokens, dtype=args.dtype,
+        backend=args.backend, book=args.book,
+    )  # fmt: skip
+    for order in msgspec.json.decode(args.orders, type=list[Order]):
+        server.follow(order)
     asyncio.run(_serve(server))
 
 
