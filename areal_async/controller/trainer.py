@@ -39,6 +39,7 @@ from areal_async.messages import (
     SaveModel,
     StepDone,
     Train,
+    Version,
 )
 from areal_async.specs import trainer_spec
 from areal_async.wire.router import Router
@@ -158,15 +159,16 @@ class Trainer:
         done = _expect(answers[0], Published, command)
         self._take(msgspec.structs.replace(done, at=self._now()))
 
-    async def probe(self, token_ids: npt.NDArray[np.int32], id: str) -> npt.NDArray[np.float32]:
-        """Log-probabilities of a sequence under the trainer's present weights, float32 [n]; element 0 is 0."""
+    async def probe(self, token_ids: npt.NDArray[np.int32], id: str) -> tuple[npt.NDArray[np.float32], Version]:
+        """Log-probabilities of a sequence under the trainer's present weights, float32 [n], element 0 is 0; and the
+        version of these weights."""
         # All of them: with ZeRO 3 no rank has the whole model.
         parts: list[list[npt.NDArray[np.generic]]] = [[token_ids] for _ in self._names]
         answers = await self._ask_with_arrays(Probe(id=id), id, PROBE_TIMEOUT_S, parts)
         answer, arrays = answers[0]
         if not isinstance(answer, ProbeResult) or len(arrays) != 1:
             raise TrainerError(f"the trainer answered a probe with {type(answer).__name__}")
-        return arrays[0].astype(np.float32)
+        return arrays[0].astype(np.float32), answer.version
 
     async def save(self, folder: Path) -> None:
         """Write the model in Hugging Face form. Errors: TrainerError."""

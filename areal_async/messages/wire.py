@@ -90,9 +90,10 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="pr
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="probe_result"):
-    """Answer to a `Probe`. Arrays: log-probabilities, float32 [n]."""
+    """Answer to a `Probe`. Arrays: log-probabilities, float32 [n]. version: of the weights that computed them."""
 
     id: str
+    version: Version = 0
 
 
 class JoinServers(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="join_servers"):
