@@ -1,10 +1,8 @@
-"""Real DeepSpeed ranks under torchrun: gradients that no split changes, and `rank.py` over the real wire."""
+"""`rank.py` over the real wire: real DeepSpeed ranks under torchrun, and what they answer."""
 
 import asyncio
 import json
 import os
-import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -18,115 +16,22 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from areal_async.engines.deepspeed.model import load_model
-from areal_async.engines.deepspeed.step import Trainer
 from areal_async.errors import WireError
 from areal_async.launch.recipes import trainer_command
 from areal_async.messages import Hello, ModelSaved, Probe, ProbeResult, Publish, Published, SaveModel, StepDone, Train
 from areal_async.wire.router import Router
 
-from .world import CONFIGS, PlainEngine, make_batch, save_tiny_model, spec_for
+from .processes import DEADLINE_S, process
+from .world import CONFIGS, make_batch, save_tiny_model, spec_for
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
-CPU = torch.device("cpu")
 SECRET = "secret of the test"
-DEADLINE_S = 120.0
-BATCH = {"samples": 12, "minibatches": 1, "seed": 5}
-UNCLIPPED = {"max_grad_norm": 1e9, "lr": 0.0, "temperature": 0.8}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"), CONFIGS["qwen2, tied"])
-
-
-@asynccontextmanager
-async def process(argv: list[str], env: dict[str, str]) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A child and all that it starts, ended at the latest with the block."""
-    child = await asyncio.create_subprocess_exec(
-        *argv,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | env,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        yield child
-    finally:
-        if child.returncode is None:
-            os.killpg(child.pid, signal.SIGTERM)  # torchrun ends its ranks, which have sessions of their own
-            await child.communicate()
-
-
-async def gradients(folder: Path, ranks: int, cases: dict[str, dict[str, Any]], out: Path) -> dict[str, np.ndarray]:
-    """The gradient of each case; a case: spec (changes), batch (changes), broken."""
-    written = [
-        {
-            "model": str(folder),
-            "spec": UNCLIPPED | case.get("spec", {}),
-            "batch": BATCH | case["batch"],
-            "broken": case.get("broken", ""),
-            "out": str(out / f"{number}.npy"),
-        }
-        for number, case in enumerate(cases.values())
-    ]
-    (out / "cases.json").write_text(json.dumps(written))
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    async with process([*argv, "-m", "tests.trainer.gradient_ranks", str(out / "cases.json")], {}) as child:
-        _, stderr = await asyncio.wait_for(child.communicate(), DEADLINE_S)
-    assert child.returncode == 0, stderr.decode()[-4000:]
-    return {name: np.load(case["out"]) for name, case in zip(cases, written, strict=True)}
-
-
-def right_gradient(folder: Path, batch: dict[str, Any]) -> np.ndarray:
-    """Without DeepSpeed, one micro-batch (test_step.py compares this one with Eq. 5, sample by sample)."""
-    spec = spec_for(folder, **UNCLIPPED)
-    engine = PlainEngine(load_model(str(folder), "float32", CPU), spec)
-    train, [arrays] = make_batch(**(batch | {"ranks": 1, "per_micro": 100}))
-    Trainer(engine, spec, 0, 1).train(train, arrays)
-    return engine.gradients[0].numpy()
-
-
-def distance(gradient: np.ndarray, right: np.ndarray) -> float:
-    return float(np.linalg.norm(gradient - right) / np.linalg.norm(right))
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-async def test_no_split_changes_the_gradient(ranks: int, folder: Path, tmp_path: Path) -> None:
-    cases = {
-        f"zero {stage}, {per_micro} a micro-batch": {"spec": {"zero_stage": stage}, "batch": {"per_micro": per_micro}}
-        for stage in (0, 1)
-        for per_micro in (1, 5, 100)
-    }
-    uneven = {  # on two ranks: the second has an empty micro-batch; it has nothing at all
-        f"zero {stage}, {samples} samples": {
-            "spec": {"zero_stage": stage},
-            "batch": {"per_micro": 1, "samples": samples},
-        }
-        for stage in (0, 1)
-        for samples in (3, 1)
-    }
-    half = {
-        f"bf16, zero {s}": {"spec": {"zero_stage": s, "dtype": "bfloat16"}, "batch": {"per_micro": 3}} for s in (0, 1)
-    }
-    wrong = {
-        f"{broken} broken, zero {stage}": {"spec": {"zero_stage": stage}, "batch": {"per_micro": 5}, "broken": broken}
-        for broken in ("rank average", "divisor")
-        for stage in (0, 1)
-        if ranks > 1
-    }
-    found = await gradients(folder, ranks, cases | uneven | half | wrong, tmp_path)
-    right = right_gradient(folder, BATCH)
-    for name, case in uneven.items():
-        assert distance(found[name], right_gradient(folder, BATCH | case["batch"])) < 1e-5, name
-    for name in cases:
-        assert distance(found[name], right) < 1e-5, name
-    for name in half:
-        assert distance(found[name], right) < 0.1, name
-    for name in wrong:
-        assert distance(found[name], right) > 0.03, name
 
 
 @pytest.fixture

@@ -18,9 +18,10 @@ from transformers import (
     Qwen2Config,
 )
 
-from areal_async.messages import Minibatch, Train, TrainerSpec, TrainSample
+from areal_async.messages import Aggregation, Minibatch, Train, TrainerSpec, TrainSample
 
 VOCABULARY = 31
+MOST_TOKENS = 14
 SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONFIGS: dict[str, PretrainedConfig] = {
     "qwen2, tied": Qwen2Config(**SHAPE, intermediate_size=48, num_key_value_heads=2, tie_word_embeddings=True),
@@ -83,21 +84,35 @@ def spec_for(model: Path, **changes: Any) -> TrainerSpec:
 
 
 def make_batch(
-    *, samples: int, minibatches: int, ranks: int, per_micro: int, step: int = 0, seed: int = 0
+    *,
+    samples: int,
+    minibatches: int,
+    ranks: int,
+    per_micro: int,
+    step: int = 0,
+    seed: int = 0,
+    aggregation: Aggregation = "token_mean",
+    mask_below: int = 0,
+    versions: int = 1,
 ) -> tuple[Train, list[list[np.ndarray]]]:
     """A step's header and each rank's arrays. per_micro: samples of a micro-batch; ranks get every ranks-th one.
 
     The same seed gives the same samples however they are split. Ranks with fewer micro-batches get empty ones.
+    versions: the tokens are of so many, the newest the step's own.
     """
     numbers = np.random.default_rng(seed)
-    content = [_sample(numbers, step) for _ in range(samples)]
+    content = [_sample(numbers, step, versions) for _ in range(samples)]
     share = samples // minibatches
     planned = []
     for first in range(0, samples, share):
         own = [list(range(first + rank, first + share, ranks)) for rank in range(ranks)]
         micros = [[tuple(part[i : i + per_micro]) for i in range(0, len(part), per_micro)] for part in own]
         most = max(map(len, micros))
-        divisor = sum(int(content[i][1].sum()) for i in range(first, first + share))
+        divisor = {
+            "token_mean": sum(int(content[i][1].sum()) for i in range(first, first + share)),
+            "sequence_mean": share,
+            "constant": share * MOST_TOKENS,
+        }[aggregation]
         planned.append(Minibatch(float(divisor), tuple((*m, *[()] * (most - len(m))) for m in micros)))
     train = Train(
         step=step,
@@ -105,18 +120,20 @@ def make_batch(
         groups=tuple(range(samples)),
         samples=tuple(TrainSample(f"{i}.0", 0, float(a)) for i, a in enumerate(numbers.standard_normal(samples))),
         minibatches=tuple(planned),
+        mask_below=mask_below,
     )
     return train, [_arrays(train, rank, content) for rank in range(ranks)]
 
 
-def _sample(numbers: np.random.Generator, step: int) -> tuple[np.ndarray, ...]:
+def _sample(numbers: np.random.Generator, step: int, versions: int) -> tuple[np.ndarray, ...]:
     """token_ids, loss_mask, logprobs, versions of one sample; a few tokens in its middle are others'."""
-    prompt, answer = int(numbers.integers(1, 6)), int(numbers.integers(3, 14))
+    prompt, answer = int(numbers.integers(1, 6)), int(numbers.integers(3, MOST_TOKENS))
     mask = np.array([0] * prompt + [1] * answer, dtype=np.uint8)
     mask[prompt + 1] = numbers.integers(0, 2)
     logprobs = np.where(mask, -3.0 + 0.5 * numbers.standard_normal(len(mask)), 0).astype(np.float32)
     token_ids = numbers.integers(0, VOCABULARY, len(mask)).astype(np.int32)
-    return token_ids, mask, logprobs, np.where(mask, step, -1).astype(np.int32)
+    ages = np.sort(np.arange(len(mask)) * 7919 % versions)[::-1] if versions > 1 else np.zeros(len(mask), int)
+    return token_ids, mask, logprobs, np.where(mask, step - ages, -1).astype(np.int32)
 
 
 def _arrays(train: Train, rank: int, content: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
