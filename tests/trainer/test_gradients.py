@@ -1,4 +1,4 @@
-"""No split over ranks and micro-batches, no ZeRO stage and no recomputation changes a gradient, on real DeepSpeed ranks.
+"""No split, no ZeRO stage and no recomputation of activations changes a gradient, on real DeepSpeed ranks.
 
 For each number of ranks one torchrun takes all cases on engines of all stages. The right gradients come from the same
 `Trainer` with an engine that has nothing of DeepSpeed in it, one rank, one micro-batch; test_step.py compares those
@@ -21,7 +21,7 @@ from areal_async.engines.deepspeed.reference import Reference, load_reference
 
 from .gradients import CPU, UNCLIPPED, take_step
 from .processes import DEADLINE_S, process
-from .world import CONFIGS, PlainEngine, flat_gradient, save_tiny_model, spec_for
+from .world import CONFIGS, PlainEngine, save_tiny_model, spec_for
 
 pytestmark = pytest.mark.slow
 
@@ -29,13 +29,11 @@ STAGES = (0, 1, 2, 3)
 BATCH = {"samples": 12, "minibatches": 1, "seed": 5, "per_micro": 5}
 # Set beside loss and aggregation, so that every branch of the objective has tokens in it.
 CLIPS = {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 2.0}
+AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 OBJECTIVES: dict[str, dict[str, Any]] = {
-    **{
-        f"decoupled_ppo, {a}": {"weight_cap": 2.0, "aggregation": a}
-        for a in ("token_mean", "sequence_mean", "constant")
-    },
-    **{f"ppo, {a}": {"loss": "ppo", "aggregation": a} for a in ("token_mean", "sequence_mean", "constant")},
-    "gspo, sequence_mean": {"loss": "gspo", "weight_cap": 1.1, "over_cap": "clamp", "aggregation": "sequence_mean"},
+    **{f"decoupled_ppo, {a}": {"weight_cap": 2.0, "aggregation": a} for a in AGGREGATIONS},
+    **{f"ppo, {a}": {"loss": "ppo", "aggregation": a} for a in AGGREGATIONS},
+    "gspo, sequence_mean": {"loss": "gspo", "weight_cap": 0.3, "over_cap": "clamp", "aggregation": "sequence_mean"},
 }
 OLD = {"step": 2, "versions": 3, "mask_below": 1}
 GRADIENT_TOLERANCE = 1e-5  # of the largest entry
@@ -216,10 +214,9 @@ def test_the_cases_have_tokens_in_every_branch(models: Models) -> None:
         if "broken" in case:
             continue
         _, metrics = plain.step(case)
-        assert flat_gradient is not None
         assert metrics["grad_norm"] > 0, name
         if "a micro-batch" in name:
             assert metrics["clip_share"] > 0, name
             assert metrics["kl_ref"] > 0, name
-            assert (metrics["capped_share"] > 0) == ("ppo, " not in name or "decoupled" in name), name
+            assert (metrics["capped_share"] > 0) == (not name.startswith("ppo")), name
         assert (metrics["tokens_masked"] > 0) == ("older" in name), name
