@@ -4,7 +4,8 @@ What always holds: every field has its unit and its denominator in its descripti
 drawn; shares are of wall time since the step before was done, and lie in 0..1.
 """
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,12 +28,22 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     time_s: Annotated[float, _about("run clock when the step was done, seconds")]
     reward_mean: Annotated[float, _about("mean reward of the trained samples")]
     samples: Annotated[int, _about("samples in the step")]
-    tokens_trained: Annotated[int, _about("loss-mask tokens in the step")]
+    tokens_trained: Annotated[int, _about("loss-mask tokens in the step, without `tokens_masked`")]
     tokens_generated: Annotated[int, _about("response tokens of answers that were finished since the step before")]
     tokens_discarded: Annotated[int, _about("response tokens of finished answers that were filtered, failed or "
                                             "cancelled since the step before")]  # fmt: skip
-    lag_max: Annotated[int, _about("step minus the oldest version of any trained token; at most `max_staleness`")]
+    lag_max: Annotated[int, _about("step minus the oldest version of any trained token; at most `max_staleness`, "
+                                   "unless `when_older` is `train`")]  # fmt: skip
     lag_mean: Annotated[float, _about("mean over trained tokens of step minus the token's version")]
+    trainer_wait_s: Annotated[float, _about("how long the trainer stood idle before this step, seconds")]
+    tokens_older: Annotated[int, _about("trained tokens with a lag over `max_staleness` (`when_older: train`)")]
+    tokens_masked: Annotated[int, _about("loss-mask tokens that got no gradient for their age (`when_older: mask`)")]
+    samples_stale: Annotated[int, _about("samples of groups that were dropped for their age since the step before "
+                                         "(`when_older: drop`)")]  # fmt: skip
+    tokens_stale: Annotated[int, _about("response tokens generated for these, unfinished answers included")]
+    lost_by_length: Annotated[tuple[float, float, float, float], _about(
+        "what age has cost the answers of each quarter of length, shortest first, since the run began: lost samples / "
+        "samples that ended (see below the table)")]  # fmt: skip
     mixed_share: Annotated[float, _about("share of the step's samples with tokens of two versions or more")]
     versions_per_sample_max: Annotated[int, _about("most versions in one sample of the step")]
     mismatch_max: Annotated[float, _about("largest |log π_prox − log π_behav| over trained tokens of lag 0, nats; "
@@ -45,6 +56,9 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     grad_norm: Annotated[float, _about("gradient's norm before clipping, mean over the minibatches")]
     entropy: Annotated[float, _about("entropy of the policy, mean over trained tokens, nats")]
     clip_share: Annotated[float, _about("share of trained tokens whose ratio was clipped")]
+    capped_share: Annotated[float, _about("share of trained tokens whose behaviour weight was over `weight_cap`")]
+    kl_ref: Annotated[float, _about("`kl_estimator` of the distance to the reference model, mean over trained tokens, "
+                                    "nats; 0 without one")]  # fmt: skip
     lr: Annotated[float, _about("learning rate of the step's last optimiser step")]
     response_len_mean: Annotated[float, _about("mean response length of the step's samples, tokens")]
     truncated_share: Annotated[float, _about("share of the step's samples that were cut at the token limit")]
@@ -53,61 +67,135 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     step_s: Annotated[float, _about("wall time since the step before was done, seconds")]
     train_s: Annotated[float, _about("time that the ranks took for the step, seconds")]
     trainer_idle_share: Annotated[float, _about("share of step_s in which the trainer neither trained nor published")]
-    rollout_idle_share: Annotated[float, _about("share of step_s in which servers had nothing to do or stood still")]
-    both_busy_share: Annotated[float, _about("share of step_s in which the trainer trained and servers generated")]
+    rollout_idle_share: Annotated[float, _about("share of step_s in which a server had nothing to do, stood still for "
+                                                "new weights, or was not there; mean over servers")]  # fmt: skip
+    rollout_idle_by_server: Annotated[dict[str, float], _about("the same for each server that has joined")]
+    both_busy_share: Annotated[float, _about("share of step_s in which the trainer trained and a server generated; "
+                                             "mean over servers")]  # fmt: skip
+    restarts: Annotated[int, _about("servers that were told to start again since the step before")]
+    continued: Annotated[int, _about("requests that were sent again since the step before, to another server or the "
+                                     "same one: what had arrived was kept")]  # fmt: skip
+    tokens_inferred: Annotated[int, _about("tokens that were kept of answers that had broken off since the step "
+                                           "before; their version is the oldest that it can be")]  # fmt: skip
     waited_for: Annotated[str, _about("what the trainer last waited for before this step; empty: it did not wait")]
     verdicts: Annotated[dict[str, int], _about("checks that ended since the step before, by verdict")]
+    eval_version: Annotated[int | None, _about("version of the last evaluation that ended since the step before; null: "
+                                               "none did")]  # fmt: skip
+    eval_score: Annotated[float | None, _about("its mean reward; null: there was none")]
+    eval_pass_at: Annotated[dict[int, float], _about("its pass@k for k = 1, 2, 4, …; empty: there was none "
+                                                     "(docs/evaluation.md)")]  # fmt: skip
     skipped: Annotated[str, _about("why the update was left out; empty: it was not")]
     ledger: Annotated[dict[str, int], _about("the balance of groups and samples after the step")]
 
 
+class Lap(NamedTuple):
+    """seconds: since the lap before. Shares are of it. by_server: each server's idle share."""
+
+    seconds: float
+    trainer_idle: float
+    rollout_idle: float
+    both_busy: float
+    by_server: dict[str, float]
+
+
 class Meter:
-    """Adds up who was busy for how long. Times are run-clock seconds; `advance` before every change."""
+    """Adds up who was busy for how long. Times are run-clock seconds.
+
+    A server is busy while it serves and something is asked of it; one that never joined, or was lost, is idle.
+    """
 
     def __init__(self, servers: int) -> None:
         self._servers = servers
         self._since = 0.0
-        self._paused = 0
         self._training = False
-        self._in_flight = 0
-        self._elapsed_s = self._training_s = self._rollout_s = self._both_s = 0.0
+        self._serving: dict[str, bool] = {}
+        self._load: dict[str, int] = {}
+        self._elapsed_s = self._training_s = self._both_s = 0.0
+        self._busy_s: dict[str, float] = {}
         self.total_s = self.total_training_s = self.total_rollout_s = self.total_both_s = 0.0
 
     def advance(self, now: float) -> None:
         elapsed = max(0.0, now - self._since)
         self._since = now
-        generating = 0.0 if self._in_flight == 0 else 1.0 - self._paused / self._servers
         self._elapsed_s += elapsed
-        self._rollout_s += elapsed * generating
+        busy = 0
+        for server, serving in self._serving.items():
+            if serving and self._load[server]:
+                self._busy_s[server] += elapsed
+                busy += 1
         if self._training:
             self._training_s += elapsed
-            self._both_s += elapsed * generating
+            self._both_s += elapsed * busy / self._servers
 
     def training(self, now: float, training: bool) -> None:
         self.advance(now)
         self._training = training
 
-    def in_flight(self, now: float, samples: int) -> None:
+    def serving(self, now: float, server: str, serving: bool) -> None:
+        """Whether a server answers: not while it loads weights, nor when it is lost."""
         self.advance(now)
-        self._in_flight = samples
+        self._serving[server] = serving
+        self._load.setdefault(server, 0)
+        self._busy_s.setdefault(server, 0.0)
 
-    def paused(self, now: float, change: int) -> None:
+    def load(self, now: float, server: str, change: int) -> None:
+        """So many more answers (or evaluations) are asked of a server."""
         self.advance(now)
-        self._paused += change
+        self._load[server] = self._load.get(server, 0) + change
 
-    def lap(self, now: float) -> tuple[float, float, float, float]:
-        """(seconds, trainer idle share, rollout idle share, both busy share) since the last lap."""
+    def lap(self, now: float) -> Lap:
+        """Since the last lap."""
         self.advance(now)
-        elapsed = self._elapsed_s
+        elapsed, rollout_s = self._elapsed_s, sum(self._busy_s.values()) / self._servers
         whole = max(elapsed, 1e-9)
-        shares = (1 - self._training_s / whole, 1 - self._rollout_s / whole, self._both_s / whole)
         self.total_s += elapsed
         self.total_training_s += self._training_s
-        self.total_rollout_s += self._rollout_s
+        self.total_rollout_s += rollout_s
         self.total_both_s += self._both_s
-        self._elapsed_s = self._training_s = self._rollout_s = self._both_s = 0.0
-        trainer, rollout, both = (min(1.0, max(0.0, share)) for share in shares)
-        return elapsed, trainer, rollout, both
+        lap = Lap(
+            elapsed,
+            _share(1 - self._training_s / whole),
+            _share(1 - rollout_s / whole),
+            _share(self._both_s / whole),
+            {server: _share(1 - busy_s / whole) for server, busy_s in self._busy_s.items()},
+        )
+        self._elapsed_s = self._training_s = self._both_s = 0.0
+        self._busy_s = dict.fromkeys(self._busy_s, 0.0)
+        return lap
+
+
+def _share(value: float) -> float:
+    return min(1.0, max(0.0, value))
+
+
+class LostByLength:
+    """What age costs answers of different lengths. Lengths are response tokens."""
+
+    def __init__(self) -> None:
+        self._ended = np.zeros(1024, np.int64)  # samples of each length
+        self._lost = np.zeros(1024, np.float64)
+
+    def ended(self, length: int) -> None:
+        """A sample is finished, or was stopped at this length."""
+        while length >= len(self._ended):
+            self._ended = np.concatenate([self._ended, np.zeros_like(self._ended)])
+            self._lost = np.concatenate([self._lost, np.zeros_like(self._lost)])
+        self._ended[length] += 1
+
+    def lost(self, length: int, share: float) -> None:
+        """This share of a sample that has ended is lost."""
+        self._lost[length] += share
+
+    def quarters(self) -> tuple[float, float, float, float]:
+        """Lost / ended in each quarter: lengths up to the first quartile, the second, the third, and above. 0 where a
+        quarter is empty, as happens when many answers have one length."""
+        reached = np.cumsum(self._ended)
+        edges = [int(np.searchsorted(reached, reached[-1] * quarter / 4)) + 1 for quarter in (1, 2, 3)]
+        ended, lost = np.split(self._ended, edges), np.split(self._lost, edges)
+        first, second, third, fourth = (
+            float(part.sum() / max(whole.sum(), 1)) for part, whole in zip(lost, ended, strict=True)
+        )
+        return first, second, third, fourth
 
 
 class BatchFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +204,8 @@ class BatchFigures(msgspec.Struct, frozen=True, kw_only=True):
     reward_mean: float
     samples: int
     tokens_trained: int
+    tokens_older: int
+    tokens_masked: int
     lag_max: int
     lag_mean: float
     mixed_share: float
@@ -124,22 +214,25 @@ class BatchFigures(msgspec.Struct, frozen=True, kw_only=True):
     truncated_share: float
 
 
-def batch_figures(command: Train, batch: list[Kept]) -> BatchFigures:
-    """Figures of a batch; all 0 where it has no sample."""
+def batch_figures(command: Train, batch: list[Kept], max_staleness: int) -> BatchFigures:
+    """Figures of a batch; all 0 where it has no sample. Lags are those of tokens that age has not masked."""
     if not batch:
         return BatchFigures(
-            reward_mean=0.0, samples=0, tokens_trained=0, lag_max=0, lag_mean=0.0, mixed_share=0.0,
-            versions_per_sample_max=0, response_len_mean=0.0, truncated_share=0.0,
+            reward_mean=0.0, samples=0, tokens_trained=0, tokens_older=0, tokens_masked=0, lag_max=0, lag_mean=0.0,
+            mixed_share=0.0, versions_per_sample_max=0, response_len_mean=0.0, truncated_share=0.0,
         )  # fmt: skip
-    versions = [kept.sample.versions[kept.sample.loss_mask != 0] for kept in batch]
-    distinct = [len(np.unique(of_sample)) for of_sample in versions]
-    lags = command.step - np.concatenate(versions)
+    by_sample = [kept.sample.versions[kept.sample.loss_mask != 0] for kept in batch]
+    distinct = [len(np.unique(of_sample)) for of_sample in by_sample]
+    versions = np.concatenate(by_sample)
+    lags = command.step - versions[versions >= command.mask_below]
     return BatchFigures(
         reward_mean=sum(kept.reward or 0.0 for kept in batch) / len(batch),
         samples=len(batch),
         tokens_trained=len(lags),
-        lag_max=int(lags.max()),
-        lag_mean=float(lags.mean()),
+        tokens_older=int(np.count_nonzero(lags > max_staleness)),
+        tokens_masked=len(versions) - len(lags),
+        lag_max=int(lags.max(initial=0)),
+        lag_mean=float(lags.mean()) if len(lags) else 0.0,
         mixed_share=sum(count > 1 for count in distinct) / len(batch),
         versions_per_sample_max=max(distinct),
         response_len_mean=sum(kept.length for kept in batch) / len(batch),
@@ -147,46 +240,78 @@ def batch_figures(command: Train, batch: list[Kept]) -> BatchFigures:
     )
 
 
-TRAINER_METRICS = (
-    "mismatch_max", "mismatch_tokens", "behav_k3", "behav_ess", "loss", "grad_norm", "entropy", "clip_share", "lr",
-    "train_s",
+class Totals(msgspec.Struct, kw_only=True):
+    """Counts that only grow, since the run began; a row has what came to them since the row before. Tokens, seconds,
+    samples, servers, answers."""
+
+    tokens_generated: int = 0
+    tokens_trained: int = 0
+    tokens_discarded: int = 0
+    tokens_stale: int = 0
+    tokens_masked: int = 0
+    tokens_evaluated: int = 0
+    samples_stale: int = 0
+    trainer_wait_s: float = 0.0
+    swap_pause_s: float = 0.0
+    restarts: int = 0
+    continued: int = 0
+    tokens_inferred: int = 0
+
+
+PER_STEP: Final = (
+    "tokens_generated", "tokens_discarded", "tokens_stale", "samples_stale", "trainer_wait_s", "swap_pause_s",
+    "restarts", "continued", "tokens_inferred",
 )  # fmt: skip
+TRAINER_METRICS: Final = (
+    "mismatch_max", "mismatch_tokens", "behav_k3", "behav_ess", "loss", "grad_norm", "entropy", "clip_share",
+    "capped_share", "kl_ref", "lr", "train_s",
+)  # fmt: skip
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an evaluation; fields as in `StepRow`."""
+
+    eval_version: int | None = None
+    eval_score: float | None = None
+    eval_pass_at: dict[int, float] = {}
 
 
 def step_row(
     done: StepDone,
     figures: BatchFigures,
+    lap: Lap,
+    scores: Scores,
     *,
-    lap: tuple[float, float, float, float],
-    tokens_generated: int,
-    tokens_discarded: int,
-    swap_pause_s: float,
+    totals: Totals,
+    before: Totals,
+    lost_by_length: tuple[float, float, float, float],
     waited_for: str,
     verdicts: dict[str, int],
-    ledger: dict[str, int],
+    ledger: Mapping[str, int],
 ) -> StepRow:
-    elapsed, trainer_idle, rollout_idle, both = lap
+    """totals, before: now, and at the row before."""
     trainer = {name: done.metrics.get(name, 0.0) for name in TRAINER_METRICS}
     return msgspec.convert(
         {
             **msgspec.structs.asdict(figures),
+            **msgspec.structs.asdict(scores),
+            **{name: getattr(totals, name) - getattr(before, name) for name in PER_STEP},
             **trainer,
             "mismatch_tokens": int(trainer["mismatch_tokens"]),
             "step": done.step,
             "version": done.step + 1,
             "branch": done.branch,
             "time_s": round(done.at, 3),
-            "tokens_generated": tokens_generated,
-            "tokens_discarded": tokens_discarded,
-            "swap_pause_s": swap_pause_s,
-            "step_s": elapsed,
-            "trainer_idle_share": trainer_idle,
-            "rollout_idle_share": rollout_idle,
-            "both_busy_share": both,
+            "lost_by_length": lost_by_length,
+            "step_s": lap.seconds,
+            "trainer_idle_share": lap.trainer_idle,
+            "rollout_idle_share": lap.rollout_idle,
+            "rollout_idle_by_server": lap.by_server,
+            "both_busy_share": lap.both_busy,
             "waited_for": waited_for,
             "verdicts": verdicts,
             "skipped": done.skipped,
-            "ledger": ledger,
+            "ledger": dict(ledger),
         },
         StepRow,
     )

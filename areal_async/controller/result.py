@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from areal_async.controller.evaluating import Evaluation
 from areal_async.controller.metrics import StepRow
 
 
@@ -10,7 +11,8 @@ from areal_async.controller.metrics import StepRow
 class RunResult:
     """reason: steps_done, data_ended or stopped. steps: training steps done. folder: the run folder. model: folder of
     the trained model, None where the run was stopped before there was one. seconds: from start to the saved model.
-    Shares are of the time from the start to the last step. rows: the steps."""
+    Shares are of the time from the start to the last step. rows: the steps. evaluations: in the order in which
+    they ended, the one after the last step included."""
 
     reason: str
     steps: int
@@ -21,3 +23,4 @@ class RunResult:
     trainer_idle_share: float
     rollout_idle_share: float
     rows: tuple[StepRow, ...]
+    evaluations: tuple[Evaluation, ...] = ()

@@ -8,6 +8,7 @@ after it is ignored.
 from areal_async.core import endings
 from areal_async.core.lifecycle import Thing
 from areal_async.core.parts import Parts
+from areal_async.core.view import View, view
 from areal_async.core.waiting import explain
 from areal_async.messages import (
     AnyCommand,
@@ -32,10 +33,8 @@ from areal_async.messages import (
 
 
 class Orchestrator:
-    """See `areal_async.messages` for what each event says and each command asks for.
-
-    Raises ValueError for rules that no run could follow, and IllegalTransition for an event that can't be true.
-    """
+    """See `areal_async.messages` for what each event says and each command asks for. Raises ValueError for rules
+    that no run could follow, and IllegalTransition for an event that can't be true."""
 
     def __init__(self, rules: Rules) -> None:
         self._parts = Parts(rules)
@@ -76,6 +75,10 @@ class Orchestrator:
     def balance(self) -> dict[str, int]:
         """How many groups and samples (`samples_…`) were admitted, and what became of them."""
         return self._parts.ledger.balance()
+
+    def view(self) -> View:
+        """What a dashboard shows."""
+        return view(self._parts)
 
     def _take(self, event: AnyEvent) -> list[AnyCommand]:
         parts, groups = self._parts, self._parts.groups
