@@ -1,4 +1,4 @@
-"""The command line: `areal-async run|check|eval`.
+"""The command line: `areal-async run|check|eval|worker`.
 
 What always holds: exit code 0 where all is well, 1 where the thing failed, 2 where the command line or the
 configuration is wrong; an error that was foreseen is a message, without a traceback.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from areal_async import __version__
+from areal_async.cli_worker import add_worker
 from areal_async.errors import ArealError, ConfigError
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_check(commands)
     _add_eval(commands)
+    add_worker(commands)
     return parser
 
 

@@ -100,4 +100,5 @@ def server_identity(config: Config, text: Text) -> ModelIdentity:
         vocab_size=text.vocab_size,
         context_tokens=min(text.context, config.server.max_model_len or text.context),
         dtype=config.model.dtype,
+        backend="nccl" if config.weights.transport == "nccl" else "areal_file",
     )

@@ -8,7 +8,7 @@ failed is reported with its stage and never repeated here, and a server whose up
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Literal
@@ -18,13 +18,14 @@ import numpy.typing as npt
 
 from areal_async.config import Config
 from areal_async.controller.crew import Crew
+from areal_async.controller.nccl_swaps import AskRank, NcclSwaps
 from areal_async.controller.runfolder import RunFolder
 from areal_async.controller.starting import wait_for_start
 from areal_async.errors import ArealError, HandshakeError, ServerError, WireError
 from areal_async.launch.child import Child, ChildSpec
 from areal_async.launch.placement import gpus_here, place
 from areal_async.launch.recipes import Recipes
-from areal_async.messages import AnyEvent, Failed, Joined, Lost, Restart, Swap, Swapped, Version
+from areal_async.messages import AnyEvent, Failed, Joined, Lost, ParameterInfo, Restart, Swap, Swapped, Version
 from areal_async.rollout.fleet import Fleet, Live
 from areal_async.rollout.handshake import handshake, probe
 from areal_async.rollout.types import ModelIdentity, SwapFailed, SwapTimes, WeightsDiffer
@@ -152,12 +153,23 @@ class Servers:
         self._paused = paused
         self._take = take
         self._now = now
+        self._nccl: NcclSwaps | None = None
         self._lives: dict[str, _Life] = {}
         self._stack = AsyncExitStack()
         self.fleet = Fleet()
         self.clients: dict[str, VllmClient] = {}
 
     # ---------------------------------------------------------------------------------------------- starts and ends
+
+    def use_nccl(self, address: str, ask: AskRank, parameters: Callable[[], Sequence[ParameterInfo]]) -> None:
+        """Have servers swap together, from GPU to GPU. address: of the meeting point. ask, parameters: of rank 0."""
+        self._nccl = NcclSwaps(
+            address, self._config.weights.swap_timeout_s, ask,
+            parameters=parameters, serving=self._serving, paused=self._paused,
+        )  # fmt: skip
+
+    def _serving(self) -> set[str]:
+        return {name for name, life in self._lives.items() if not life.live.gone.is_set()}
 
     def names(self) -> list[str]:
         return [str(number) for number in range(self._config.own_servers + len(self._config.rollout.urls))]
@@ -311,6 +323,8 @@ class Servers:
             )
 
     async def _load(self, life: _Life, command: Swap) -> SwapTimes:
+        if self._nccl is not None:
+            return await self._nccl.swap(life.client, command.version)
         info = {"path": command.location}
         self._paused(1)
         try:

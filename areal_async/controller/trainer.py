@@ -18,11 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from areal_async.config import Config
+from areal_async.controller import remote_ranks
 from areal_async.controller.crew import Crew
 from areal_async.controller.samples import Samples
 from areal_async.controller.starting import wait_for_start
 from areal_async.errors import TrainerError, WireError
 from areal_async.launch.child import Child, ChildSpec
+from areal_async.launch.placement import gpus_here, place
 from areal_async.launch.recipes import Recipes
 from areal_async.messages import (
     AnyEvent,
@@ -32,6 +34,7 @@ from areal_async.messages import (
     Joined,
     Lost,
     ModelSaved,
+    ParameterInfo,
     Probe,
     ProbeResult,
     Publish,
@@ -39,6 +42,7 @@ from areal_async.messages import (
     SaveModel,
     StepDone,
     Train,
+    TrainerSpec,
     Version,
 )
 from areal_async.specs import trainer_spec
@@ -79,6 +83,16 @@ class Trainer:
         self._child: Child | None = None
 
     @property
+    def parameters(self) -> tuple[ParameterInfo, ...]:
+        """What is published, in this order; known once the ranks have joined."""
+        return self._hellos[self._names[0]].parameters
+
+    async def ask_rank0(self, message: AnyWire, id: str, deadline_s: float) -> AnyWire:
+        """Ask rank 0 alone, beside what all ranks do. Errors: WireError."""
+        answer, _ = await self._router.request(self._names[0], message, id=id, deadline_s=deadline_s)
+        return answer
+
+    @property
     def joined(self) -> bool:
         """All ranks are there."""
         return self._complete.is_set()
@@ -92,30 +106,52 @@ class Trainer:
         stderr: Callable[[str], Path],
         shm_prefix: str,
     ) -> None:
-        """Start all ranks and wait until they are there. Errors: LaunchError with the tail of their stderr."""
+        """Start all ranks, or have them started by hand, and wait until they are there. Errors: LaunchError that says
+        why they aren't."""
+        spec = trainer_spec(self._config, shm_prefix)
+        if self._config.train.listen is not None:
+            await self._wait_for_hands(stack, stderr("trainer").parents[1], secret, spec)
+        else:
+            await self._start_ranks(stack, address, secret, folder, stderr("trainer"), spec)
+        count = sum(math.prod(parameter.shape) for parameter in self.parameters)
+        logger.info("the trainer holds %s parameters in %d tensors", f"{count:,}", len(self.parameters))
+        self._take(Joined(at=self._now(), peer="trainer", id="trainer", version=0))
+
+    async def _wait_for_hands(self, stack: AsyncExitStack, root: Path, secret: str, spec: TrainerSpec) -> None:
+        """With `train.listen`: ranks come from other hosts. root: the run folder."""
+        path = remote_ranks.write_connection(root, self._router, secret, len(self._names), spec)
+        stack.callback(path.unlink, missing_ok=True)
+        stack.callback(remote_ranks.remove_published, spec)
+        logger.warning("%s", remote_ranks.instructions(path, len(self._names)))
+        await remote_ranks.wait_for_ranks(
+            self._complete,
+            lambda: [name for name in self._names if name not in self._hellos],
+            self._config.train.start_timeout_s,
+        )
+
+    async def _start_ranks(
+        self, stack: AsyncExitStack, address: str, secret: str, folder: Path, stderr_path: Path, spec: TrainerSpec
+    ) -> None:
         spec_path = folder / "trainer.json"
-        spec_path.write_bytes(msgspec.json.encode(trainer_spec(self._config, shm_prefix)))
+        spec_path.write_bytes(msgspec.json.encode(spec))
+        train, gpus = self._config.train, place(self._config, gpus_here()).trainer
         argv, env = self._recipes.trainer(
-            connect=address, spec=str(spec_path), ranks=self._config.train.ranks, cores=self._config.train.cores
+            connect=address, spec=str(spec_path), ranks=train.ranks, cores=train.cores, gpus=gpus
         )
         child = await Child.start(
             ChildSpec(
                 name="trainer",
                 argv=tuple(argv),
                 env=env | {"AREAL_ASYNC_SECRET": secret},
-                stderr_path=stderr("trainer"),
-                shm_prefix=shm_prefix,
+                stderr_path=stderr_path,
+                shm_prefix=str(Path(spec.publish_folder) / spec.shm_prefix),
                 scratch=folder,
             )
         )
         stack.push_async_callback(child.stop, 1.0)
         self._child = child
-        await wait_for_start(child, self._complete.wait(), self._config.train.start_timeout_s)
-        parameters = self._hellos[self._names[0]].parameters
-        count = sum(math.prod(parameter.shape) for parameter in parameters)
-        logger.info("the trainer holds %s parameters in %d tensors", f"{count:,}", len(parameters))
+        await wait_for_start(child, self._complete.wait(), train.start_timeout_s)
         self._crew.start(self._watch(child), "watch trainer")
-        self._take(Joined(at=self._now(), peer="trainer", id="trainer", version=0))
 
     def on_joined(self, hello: Hello) -> str | None:
         """A rank says Hello; answers why it isn't taken in, or None."""

@@ -45,7 +45,7 @@ async def test_server_and_trainer_agree(quickstart: Quickstart, temperature: flo
 
 
 async def test_a_trainer_that_ignores_the_temperature_is_found_out(quickstart: Quickstart) -> None:
-    def other_temperature(*, connect: str, spec: str, ranks: int, cores: str | None) -> Command:
+    def other_temperature(*, connect: str, spec: str, ranks: int, cores: str | None, gpus: str | None) -> Command:
         path = Path(spec)
         told = msgspec.json.decode(path.read_bytes(), type=TrainerSpec)
         path.write_bytes(msgspec.json.encode(msgspec.structs.replace(told, temperature=1.0)))
