@@ -15,15 +15,19 @@ from areal_async.messages import (
     AnyEvent,
     Cancel,
     DataEnded,
+    Evaluate,
+    EvaluationDone,
     Fail,
     Failed,
     Finish,
     Forget,
     GroupRead,
     Joined,
+    Lost,
     Publish,
     Published,
     ReadGroup,
+    Restart,
     RolledBack,
     Rules,
     SampleDone,
@@ -31,6 +35,7 @@ from areal_async.messages import (
     Scored,
     StartSample,
     StepDone,
+    StopRequested,
     Swap,
     Swapped,
     Train,
@@ -40,6 +45,7 @@ from areal_async.messages import (
 )
 
 from . import expected
+from .servers import EvaluationBook, ServerBook, check_swap
 
 Key: TypeAlias = tuple[str, ...]
 
@@ -100,7 +106,9 @@ class World:
         self._kept: set[str] = set()  # answers that must still be in memory
         self.done: dict[str, SampleDone] = {}
         self.oldest: dict[tuple[str, int], int] = {}
-        self.versions: dict[str, tuple[int, int]] = {}  # server -> branch, version that it really holds
+        self.servers: dict[str, ServerBook] = {}
+        self.evaluations = EvaluationBook(rules, hold)
+        self.placed: dict[tuple[str, int], tuple[str, int]] = {}  # sample, attempt -> server, which of its lives
         self.published: tuple[int, int] | None = None  # newest complete (branch, version)
         self.history: list[Train] = []  # steps of the surviving history, done or under way
         self.formed: dict[int, Train] = {}
@@ -108,6 +116,7 @@ class World:
         self.trained = 0  # steps done in the surviving history
         self.first = 0
         self.clock = 0.0
+        self.stopping = False
         self.send(Woke(at=0.0))
         self._servers = [f"server{i}" for i in range(servers)]
 
@@ -118,7 +127,7 @@ class World:
         self.send(Joined(at=self.tick(), peer="trainer", id="trainer", version=version))
         self.send(Joined(at=self.tick(), peer="rewards", id="rewards"))
         for name in self._servers:
-            self.versions[name] = (-1, -1)
+            self.servers[name] = ServerBook()
             self.send(Joined(at=self.tick(), peer="server", id=name))
         return self
 
@@ -128,17 +137,21 @@ class World:
 
     def send(self, event: AnyEvent) -> list[AnyCommand]:
         commands = self.core.handle(event)
+        self.stopping = self.stopping or isinstance(event, StopRequested)
         hold(self.end is None or not commands, f"commands after the end: {commands}")
         for command in commands:
             self.commands.append(command)
             self._carry_out(command)
         self.check_balance()
         self._check_left()
+        self._check_due(event.at)
         return commands
 
     def answer(self, key: Key, outcome: float | str | None = 1.0) -> list[AnyCommand]:
         """Answer a pending command. outcome: the reward; "given" (the workflow rewards 1.0 itself); "mixed"
-        (0 and 1 within a group); "failed"."""
+        (0 and 1 within a group); "failed". A sample that no server can take meets its deadline."""
+        if not self.can_be_done(key):
+            outcome = "failed"
         event = self._event(self.pending.pop(key), outcome)
         self._note(event)
         self.told.append(event)
@@ -165,17 +178,58 @@ class World:
         self.branch += 1
         self.trained = to
         self.published = None
+        self.evaluations.roll_back(to, [c for c in self.pending.values() if isinstance(c, Evaluate)])
         return self.send(RolledBack(at=self.tick(), to=to, why="the trainer died"))
 
     def run_out(self, order: int = 0, outcome: float | str | None = 1.0) -> Finish | Fail:
-        """Answer whatever is pending until the end. order: picks which comes next."""
+        """Answer whatever is pending until the end. order: picks which comes next. outcome: of samples and checks."""
         for count in range(100_000):
             if self.end is not None:
                 return self.end
-            hold(bool(self.pending), f"nothing can happen: {self.core.waiting()}")
-            keys = list(self.pending)
-            self.answer(keys[(order * (count + 1)) % len(keys)], outcome)
+            keys = [key for key in self.pending if self.can_be_done(key)]
+            if keys:
+                key = keys[(order * (count + 1)) % len(keys)]
+                self.answer(key, outcome if key[0] in ("sample", "score") else 1.0)
+            else:
+                hold(self.core.next_wakeup() is not None, f"nothing can happen: {self.core.waiting()}")
+                self.wake()
         raise Broken(f"no end: {self.core.waiting()}")
+
+    def lose(self, name: str, why: str = "exit code -9") -> list[AnyCommand]:
+        """A server dies, whatever it does at the moment; what ran on it is carried on elsewhere, or waits."""
+        event = Lost(at=self.tick(), peer="server", id=name, why=why)
+        for key in [*self.find("swap", name), *self.find("evaluate", name), *self.find("restart", name)]:
+            self.late.append(self._event(self.pending.pop(key), 1.0))
+            if key[0] == "evaluate":
+                self.evaluations.failed()
+        self._note(event)
+        self.told.append(event)
+        return self.send(event)
+
+    def wake(self) -> list[AnyCommand]:
+        """Let the time pass until the core wants to be woken."""
+        due = self.core.next_wakeup()
+        assert due is not None
+        self.clock = max(self.clock, due)
+        commands = self.send(Woke(at=self.clock))
+        after = self.core.next_wakeup()
+        hold(after is None or after > self.clock, f"woken at {self.clock}, and wants to be woken at {after}")
+        return commands
+
+    def holders(self, floor: int) -> list[str]:
+        """Servers that hold this version of the present branch, or a newer one."""
+        branch = self.branch
+        return [name for name, book in self.servers.items() if book.holds[0] == branch and book.holds[1] >= floor]
+
+    def can_be_done(self, key: Key) -> bool:
+        """Whether what is pending doesn't wait for a server."""
+        command = self.pending[key]
+        return not isinstance(command, StartSample) or bool(self.holders(command.floor))
+
+    @property
+    def stranded(self) -> bool:
+        """Whether no server will ever serve again."""
+        return all(book.gone for book in self.servers.values())
 
     # ------------------------------------------------------------------------------------------------- the books
 
@@ -251,15 +305,50 @@ class World:
             case Publish():
                 self._publish(command)
             case Swap():
-                self._swap(command)
+                wrong = check_swap(
+                    command,
+                    self.published,
+                    len(self.find("swap")),
+                    bool(self.find("evaluate", command.server)),
+                    self.rules,
+                )
+                hold(not wrong, wrong)
+                hold(not self.find("swap", command.server), "two swaps at once")
+                self.pending["swap", command.server] = command
+            case Restart():
+                hold(self.servers[command.server].due is not None, f"{command} of a server that is not lost")
+                self.servers[command.server].due = None
+                self.pending["restart", command.server] = command
+            case Evaluate():
+                hold(not self.find("evaluate"), "two evaluations at once")
+                ends = self.prompts is not None
+                held = self.servers[command.server].holds
+                self.evaluations.begin(command, held, self.branch, trained=self.trained, ends=ends)
+                self.pending["evaluate", command.server] = command
             case Cancel():
                 self._cancel(command)
-            case Finish() | Fail():
+            case Finish():
+                self._finish(command)
+            case Fail():
                 self.end = command
             case Forget():
                 hold(all(name in self.done for name in command.samples), "forgets what never came")
                 hold(len(set(command.samples)) == len(command.samples), "forgets twice")
                 self._kept.difference_update(command.samples)
+
+    def _finish(self, command: Finish) -> None:
+        last = command.reason == "stopped" or not self.rules.eval_every or self.stranded
+        hold(last or self.evaluations.evaluated == self.trained, "the last version was not evaluated")
+        self.end = command
+
+    def _check_due(self, at: float) -> None:
+        """What is due at this time was said, and the core wants to be woken for the rest."""
+        dues = [book.due for book in self.servers.values() if book.due is not None]
+        if self.end is not None or self.stopping or not dues:
+            return
+        hold(min(dues) > at, f"a server was to be started again at {min(dues)}, it is {at}")
+        wakeup = self.core.next_wakeup()
+        hold(wakeup is not None and wakeup <= min(dues), f"wants to be woken at {wakeup}, due is {min(dues)}")
 
     def _admit(self, command: ReadGroup) -> None:
         hold(command.group == len(self.groups), "group ids are a running number")
@@ -270,7 +359,7 @@ class World:
         self._alive[command.position] = command.group
         book = self.groups[command.group] = GroupBook(command.position)
         self._fates["open"] += 1
-        held = [version for branch, version in self.versions.values() if branch == self.branch]
+        held = [book.holds[1] for book in self.servers.values() if book.holds[0] == self.branch]
         hold(bool(held), "admitted although no server holds weights of this branch")
         newest = max(held)
         rules = self.rules
@@ -285,14 +374,20 @@ class World:
             hold(self.in_flight <= self.rules.max_concurrent, f"{self.in_flight} samples in flight")
 
     def _start(self, command: StartSample) -> None:
-        branch, version = self.versions[command.server]
+        server = self.servers[command.server]
+        branch, version = server.holds
         book = self.groups[group_of(command.sample)]
-        hold(branch == self.branch, "placed on a server of an older branch")
-        hold(version >= command.floor, f"placed below its floor {command.floor}: {version}")
+        if self.holders(command.floor):
+            hold(branch != -1, "placed on a server that was lost, another is there")
+            hold(branch == self.branch, "placed on a server of an older branch")
+            hold(version >= command.floor, f"placed below its floor {command.floor}: {version}")
+            self.oldest[command.sample, command.attempt] = version
+        else:
+            hold(server.lives > 0, "placed on a server that never held its floor")
+        self.placed[command.sample, command.attempt] = command.server, server.lives
         hold(book.floor in (None, command.floor), "the floor of a group changed")
         hold(book.position == command.position, "position")
         book.floor = command.floor
-        self.oldest[command.sample, command.attempt] = version
         self.pending["sample", command.sample, str(command.attempt)] = command
 
     def _train(self, command: Train) -> None:
@@ -371,12 +466,6 @@ class World:
         hold(self.published is None or self.published[1] not in command.free, "frees the newest version")
         self.pending["publish", str(command.version)] = command
 
-    def _swap(self, command: Swap) -> None:
-        hold((command.branch, command.version) == self.published, f"swaps to {command}, newest is {self.published}")
-        hold(not self.find("swap", command.server), "two swaps at once")
-        hold(len(self.find("swap")) < self.rules.wave, "more servers swap than a wave has")
-        self.pending["swap", command.server] = command
-
     def _cancel(self, command: Cancel) -> None:
         keys = [
             key
@@ -395,16 +484,17 @@ class World:
                 if outcome == "refused":
                     return Failed(at=at, of="group", id=str(group), why="too long")
                 return GroupRead(at=at, group=group, row=position, prompt_tokens=3)
-            case StartSample(sample=sample, attempt=attempt, server=server):
+            case StartSample(sample=sample, attempt=attempt, floor=floor):
                 if outcome == "failed":
                     return Failed(at=at, of="sample", id=sample, attempt=attempt, why="boom")
                 length = 1 + group_of(sample) % 7
+                held = [self.servers[name].holds[1] for name in self.holders(floor)] or [floor]
                 return SampleDone(
                     at=at,
                     sample=sample,
                     attempt=attempt,
-                    oldest=self.oldest[sample, attempt],
-                    newest=self.versions[server][1],
+                    oldest=self.oldest.get((sample, attempt), min(held)),
+                    newest=max(held),
                     prompt_tokens=3,
                     length=length,
                     loss_tokens=length,
@@ -420,8 +510,18 @@ class World:
                 return StepDone(at=at, step=step, branch=branch, metrics={})
             case Publish(version=version, branch=branch):
                 return Published(at=at, version=version, branch=branch, location=f"{branch}/{version}", nbytes=1)
+            case Swap(server=server) | Restart(server=server) if outcome == "failed":
+                if isinstance(command, Swap):
+                    return Failed(at=at, of="swap", id=server, why="busy")
+                return Lost(at=at, peer="server", id=server, why="exit code 1")
             case Swap(server=server, version=version, branch=branch):
                 return Swapped(at=at, server=server, version=version, branch=branch, pause_s=0.0)
+            case Restart(server=server):
+                return Joined(at=at, peer="server", id=server)
+            case Evaluate(version=version, server=server):
+                if outcome == "failed":
+                    return Failed(at=at, of="evaluation", id=str(version), why="no data")
+                return EvaluationDone(at=at, version=version, server=server, score=0.5, n=8, tokens=80, seconds=1.0)
         raise AssertionError(command)
 
     def _note(self, event: AnyEvent) -> None:
@@ -447,7 +547,17 @@ class World:
             case Published(version=version, branch=branch) if branch == self.branch:
                 self.published = (branch, version)
             case Swapped(server=server, version=version, branch=branch):
-                self.versions[server] = (branch, version)
+                self.servers[server].swap(branch, version, event.at)
+            case Failed(of="swap", id=server):
+                self.servers[server].failed_swaps += 1
+                if self.servers[server].failed_swaps == 3:
+                    self.servers[server].lose(event.at, self.rules)
+            case Lost(peer="server", id=server):
+                self.servers[server].lose(event.at, self.rules)
+            case EvaluationDone(version=version):
+                self.evaluations.done(version)
+            case Failed(of="evaluation"):
+                self.evaluations.failed()
 
     def _outcome(self, sample: str, outcome: float | str | None) -> None:
         book = self.groups[group_of(sample)]
