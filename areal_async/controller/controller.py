@@ -74,6 +74,11 @@ class Controller:
         """What the run is doing now, in words, with what it waits for."""
         return self._parts.phase()
 
+    @property
+    def metrics_url(self) -> str:
+        """Where Prometheus reads, once the run has begun; empty without `metrics.port`."""
+        return self._parts.metrics_url
+
     def stop(self) -> None:
         """Finish the training step that is running, save the model, leave. `steps()` and `run()` end as usual."""
         self._parts.request_stop()
