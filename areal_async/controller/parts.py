@@ -17,7 +17,10 @@ from areal_async.config import Config
 from areal_async.config_check import check
 from areal_async.config_file import Sources
 from areal_async.controller.crew import Crew
+from areal_async.controller.evaluating import Evaluations
+from areal_async.controller.examiner import Problems
 from areal_async.controller.metrics import Meter, StepRow
+from areal_async.controller.monitor import Monitor, check_monitoring, open_monitoring
 from areal_async.controller.record import Record
 from areal_async.controller.result import RunResult
 from areal_async.controller.rewarding import Rewards
@@ -35,6 +38,7 @@ from areal_async.messages import (
     AnyCommand,
     AnyEvent,
     Cancel,
+    Evaluate,
     Fail,
     Failed,
     Finish,
@@ -96,6 +100,10 @@ class Parts:
         self._begun = time.monotonic()
         self._last_event = self._begun
         self._stop = asyncio.Event()
+        self._problems = Problems(config, self._text) if config.eval.every_steps else None
+        self._evaluations: Evaluations | None = None
+        self.metrics_url = ""
+        check_monitoring(config)
         self.folder = RunFolder.create(config, run_dir)
 
     # ------------------------------------------------------------------------------------------------ a run's life
@@ -113,9 +121,20 @@ class Parts:
             log.append(self._note_of_long_prompts())
         self._log = log
         self._address = f"ipc://{self.folder.socket('wire')}"
-        router = await stack.enter_async_context(Router(self._address, self._secret, self._on_joined, self._on_lost))
+        router = await stack.enter_async_context(
+            Router(self._address, self._secret, self._on_joined, self._on_lost, self._config.train.listen)
+        )
         self._assemble(log, router)
         stack.callback(self._record.close)
+        monitor = Monitor(
+            self._config,
+            self._record,
+            look=self._core.view,
+            tokens_generated=lambda: self._rollouts.tokens_generated,
+            now=self.now,
+            last_event=lambda: self._last_event - self._begun,
+        )
+        self.metrics_url = await open_monitoring(stack, self._config, monitor, self._record, self.folder.root)
         self._take(Woke(at=self.now()))
         self._start_children(stack)
         self._crew.start(self._watch_for_standstill(), "watchdog")
@@ -158,6 +177,10 @@ class Parts:
             take=self._take,
             now=self.now,
         )
+        if config.weights.transport == "nccl" and config.weights.nccl_address is not None:
+            self._servers.use_nccl(
+                config.weights.nccl_address, self._trainer.ask_rank0, lambda: self._trainer.parameters
+            )
         settings = RolloutSettings(
             sampling=run_sampling(config, self._text),
             context=identity.context_tokens,
@@ -170,9 +193,13 @@ class Parts:
             take=self._take, now=self.now,
         )  # fmt: skip
         metrics = self.folder.root / "metrics.jsonl"
-        self._record = Record(
-            metrics, config.rules, self._core, samples, self._rollouts, self._meter, self._on_row
-        )
+        self._record = Record(metrics, config.rules, self._core, samples, self._rollouts, self._meter, self._on_row)
+        if self._problems is not None:
+            self._evaluations = Evaluations(
+                config, self._text, self._problems, self._workflow, self._rewards.check, self._servers.clients,
+                self.folder.root / "eval", crew, has_died=self._servers.has_died, done=self._record.evaluated,
+                take=self._take, now=self.now,
+            )  # fmt: skip
 
     def _start_children(self, stack: AsyncExitStack) -> None:
         folder, wire = self.folder, (self._address, self._secret)
@@ -212,6 +239,7 @@ class Parts:
             trainer_idle_share=1 - meter.total_training_s / whole,
             rollout_idle_share=1 - meter.total_rollout_s / whole,
             rows=tuple(rows),
+            evaluations=tuple(self._record.evaluations),
         )
 
     # ----------------------------------------------------------------------------------------------------- commands
@@ -232,6 +260,9 @@ class Parts:
                 self._servers.swap(command)
             case Restart():
                 self._servers.restart(command)
+            case Evaluate():
+                assert self._evaluations is not None, "the core asks for evaluations where eval.every_steps does"
+                self._evaluations.start(command)
             case Cancel():
                 self._rewards.cancel(command)
                 self._rollouts.cancel(command)
@@ -277,6 +308,8 @@ class Parts:
             logger.warning("step %d: the update was left out: %s", event.step, event.skipped)
         elif isinstance(event, Failed):
             logger.warning("%s", event.why)
+        elif isinstance(event, Lost) and event.peer == "server" and self._evaluations is not None:
+            self._evaluations.lost(event.id)
         elif isinstance(event, Lost) and event.peer == "server":
             logger.warning("server %s is lost: %s", event.id, event.why)
         if isinstance(event, StepDone):
@@ -297,7 +330,8 @@ class Parts:
         return self._phase or self._waiting()
 
     def _waiting(self) -> str:
-        return "; ".join(words for words in (self._core.waiting(), self._servers.fleet.waits()) if words)
+        evaluating = self._evaluations.progress if self._evaluations is not None else ""
+        return "; ".join(words for words in (self._core.waiting(), self._servers.fleet.waits(), evaluating) if words)
 
     async def _watch_for_standstill(self) -> None:
         told_s = WATCHDOG_S
