@@ -6,7 +6,6 @@ with the formulas, sample by sample.
 """
 
 import asyncio
-import itertools
 import json
 import sys
 from dataclasses import dataclass
@@ -16,54 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from areal_async.engines.deepspeed.model import load_model
-from areal_async.engines.deepspeed.reference import Reference, load_reference
-
-from .gradients import CPU, UNCLIPPED, take_step
+from .gradients import BATCH, Models, Plain, equal_cases
 from .processes import DEADLINE_S, process
-from .world import CONFIGS, PlainEngine, save_tiny_model, spec_for
+from .world import CONFIGS, save_tiny_model
 
 pytestmark = pytest.mark.slow
 
 STAGES = (0, 1, 2, 3)
-BATCH = {"samples": 12, "minibatches": 1, "seed": 5, "per_micro": 5}
-# Set beside loss and aggregation, so that every branch of the objective has tokens in it.
-CLIPS = {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 2.0}
-AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
-OBJECTIVES: dict[str, dict[str, Any]] = {
-    **{f"decoupled_ppo, {a}": {"weight_cap": 2.0, "aggregation": a} for a in AGGREGATIONS},
-    **{f"ppo, {a}": {"loss": "ppo", "aggregation": a} for a in AGGREGATIONS},
-    "gspo, sequence_mean": {"loss": "gspo", "weight_cap": 0.3, "over_cap": "clamp", "aggregation": "sequence_mean"},
-}
-OLD = {"step": 2, "versions": 3, "mask_below": 1}
 GRADIENT_TOLERANCE = 1e-5  # of the largest entry
 HALF_TOLERANCE = 0.05  # of the norm, in bfloat16
 MISTAKE = 0.03  # of the norm: a wrong divisor is off by at least that
-
-
-def equal_cases() -> dict[str, dict[str, Any]]:
-    """Those whose gradient must be right. The first two must be skipped, and leave nothing behind for the third."""
-    cases: dict[str, dict[str, Any]] = {
-        "skip the loss": {"spec": {}, "batch": BATCH, "broken": "loss"},
-        "skip the gradient": {"spec": {}, "batch": BATCH, "broken": "gradient"},
-    }
-    for (name, objective), per_micro in itertools.product(OBJECTIVES.items(), (1, 5, 100)):
-        spec = CLIPS | objective | {"kl_coef": 0.3}
-        cases[f"{name}, {per_micro} a micro-batch"] = {"spec": spec, "batch": BATCH | {"per_micro": per_micro}}
-    for name, objective in OBJECTIVES.items():
-        cases[f"{name}, older tokens"] = {"spec": objective, "batch": BATCH | OLD}
-    for estimator, where, loss in (("k1", "loss", "ppo"), ("k2", "loss", "decoupled_ppo"), ("k3", "reward", "ppo")):
-        spec = {"kl_coef": 0.3, "kl_estimator": estimator, "kl_in": where, "loss": loss}
-        cases[f"{loss}, {estimator} in the {where}"] = {"spec": spec, "batch": BATCH}
-    for name in ("decoupled_ppo, token_mean", "gspo, sequence_mean"):
-        spec = OBJECTIVES[name] | {"kl_coef": 0.3, "kl_in": "reward"}
-        cases[f"{name}, k3 in the reward"] = {"spec": spec, "batch": BATCH}
-        for samples in (5, 3, 1):  # on two ranks: three passes against two; one of the second's is empty; both are
-            cases[f"{name}, {samples} samples"] = {
-                "spec": OBJECTIVES[name],
-                "batch": BATCH | {"samples": samples, "per_micro": 1},
-            }
-    return cases
 
 
 @dataclass
@@ -75,34 +36,11 @@ class Found:
     weights: np.ndarray
 
 
-@dataclass
-class Models:
-    policy: Path
-    reference: Path
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("models")
     config = CONFIGS["qwen2, tied"]
     return Models(save_tiny_model(folder / "policy", config), save_tiny_model(folder / "reference", config, seed=1))
-
-
-class Plain:
-    """An engine without DeepSpeed that takes the same steps: one rank, one micro-batch."""
-
-    def __init__(self, models: Models, changes: dict[str, Any]) -> None:
-        self._models, self._changes = models, changes
-        spec = spec_for(models.policy, **(UNCLIPPED | changes), reference_path=str(models.reference))
-        model = load_model(str(models.policy), "float32", CPU)
-        self.engine = PlainEngine(model, spec)
-        self._reference: Reference = load_reference(spec, model, CPU)
-
-    def step(self, case: dict[str, Any]) -> tuple[np.ndarray, dict[str, float]]:
-        whole = {"spec": self._changes | case["spec"], "batch": case["batch"] | {"per_micro": 100}}
-        done = take_step(self.engine, self._reference, self._models.policy, whole, 0, 1)
-        assert not done.skipped
-        return self.engine.gradients[-1].numpy(), done.metrics
 
 
 async def run_ranks(models: Models, ranks: int, entries: list[dict[str, Any]], out: Path) -> list[Found]:
