@@ -195,12 +195,12 @@ def test_training_raises_what_was_rewarded(trainer: Any) -> None:
 
 def test_oracles_and_trainer_call_the_same_loss(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
-    for name in ("decoupled_ppo", "token_weights", "local_loss"):
+    for name in ("policy_loss", "token_weights", "local_loss"):
         real = getattr(losses, name)
         monkeypatch.setattr(losses, name, lambda *a, real=real, name=name: (called.append(name), real(*a))[1])
     train, [arrays] = make_batch(samples=4, minibatches=1, ranks=1, per_micro=4)
     trainer().train(train, arrays)
-    assert called == ["decoupled_ppo", "token_weights", "local_loss"]
+    assert called == ["policy_loss", "token_weights", "local_loss"]
 
 
 def flat_weights(trainer: Trainer) -> Tensor:
