@@ -116,6 +116,7 @@ class World:
         self.trained = 0  # steps done in the surviving history
         self.first = 0
         self.clock = 0.0
+        self.pace_s = 1.0  # between two events
         self.stopping = False
         self.send(Woke(at=0.0))
         self._servers = [f"server{i}" for i in range(servers)]
@@ -132,7 +133,7 @@ class World:
         return self
 
     def tick(self) -> float:
-        self.clock += 1.0
+        self.clock += self.pace_s
         return self.clock
 
     def send(self, event: AnyEvent) -> list[AnyCommand]:
@@ -144,6 +145,7 @@ class World:
             self._carry_out(command)
         self.check_balance()
         self._check_left()
+        self._check_going_on()
         self._check_due(event.at)
         return commands
 
@@ -197,11 +199,12 @@ class World:
 
     def lose(self, name: str, why: str = "exit code -9") -> list[AnyCommand]:
         """A server dies, whatever it does at the moment; what ran on it is carried on elsewhere, or waits."""
-        event = Lost(at=self.tick(), peer="server", id=name, why=why)
-        for key in [*self.find("swap", name), *self.find("evaluate", name), *self.find("restart", name)]:
+        for key in [*self.find("swap", name), *self.find("evaluate", name)]:
             self.late.append(self._event(self.pending.pop(key), 1.0))
             if key[0] == "evaluate":
                 self.evaluations.failed()
+        self.pending.pop(("restart", name), None)
+        event = Lost(at=self.tick(), peer="server", id=name, why=why)
         self._note(event)
         self.told.append(event)
         return self.send(event)
@@ -280,6 +283,13 @@ class World:
         done = sum(len(train.samples) for train in self.history[: self.trained - self.first])
         hold(balance["samples_trained"] == done, f"samples trained: {balance}, books {done}")
         hold(self.core.step * per_step == self.first * per_step + self.fates("handed"), "handed is not B times step")
+
+    def _check_going_on(self) -> None:
+        """Where batches don't wait for anybody's age, the trainer trains as soon as it can."""
+        if self.rules.when_older == "wait" or self.end is not None or self.stopping or self.trained >= self.rules.steps:
+            return
+        busy = self.published is None or self.find("train") or self.find("publish")
+        hold(bool(busy) or self.fates("ready") < self.rules.batch_groups, "a batch is ready and isn't trained")
 
     def _check_left(self) -> None:
         """Of a group whose life is over nothing is under way, and nothing is in memory."""
