@@ -205,12 +205,13 @@ class Fleet:
 
     def swaps(self, at: float) -> list[Swap]:
         """The next wave: servers that have no weights yet first, then those with the oldest, so that none is left
-        behind however often new weights come."""
+        behind however often new weights come; of equals the one with least to do, since who has the newest weights
+        first gets all groups that only they have room for."""
         if self.newest is None or self._loading >= self._rules.wave:
             return []
         wanted = (self._branch, self.newest)
         behind = [s for s in self.servers.values() if (s.branch, s.version) != wanted and _may_swap(s)]
-        behind.sort(key=_age)
+        behind.sort(key=_turn)
         commands = []
         for server in behind[: self._rules.wave - self._loading]:
             server.move("updating", at, "to version {}, branch {}", self.newest, self._branch)
@@ -286,5 +287,5 @@ def _may_swap(server: Server) -> bool:
     return server.state in ("starting", "serving") and server.evaluating is None and server.retry_at is None
 
 
-def _age(server: Server) -> tuple[int, Version]:
-    return server.branch, server.version
+def _turn(server: Server) -> tuple[int, Version, int]:
+    return server.branch, server.version, server.load
