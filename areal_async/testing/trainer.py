@@ -52,7 +52,7 @@ class ScriptedRank:
         self._books = books
         self._version = 0
 
-    def serve(self, connect: str, secret: str) -> None:
+    def serve(self, connect: str, secret: str, server_key: str | None = None) -> None:
         """Answer until the controller says goodbye. Raises WireError when it is gone."""
         hello = Hello(
             protocol=PROTOCOL,
@@ -64,7 +64,7 @@ class ScriptedRank:
             rank=self.rank,
             world=self.world,
         )
-        with Dealer(connect, hello) as dealer:
+        with Dealer(connect, hello, server_key=server_key) as dealer:
             while True:
                 request = dealer.receive(POLL_S)
                 if request is None:
@@ -125,12 +125,12 @@ class ScriptedRank:
 
 
 def logprobs_of(token_ids: npt.NDArray[np.generic], newest: int) -> npt.NDArray[np.float32]:
-    """What the scripted server says of an answer without a seed, under the newest version up to `newest` that can have
-    drawn it; the answer begins where it fits."""
+    """What the scripted server says of an answer without a seed, under a version up to `newest`: the longest end of the
+    sequence that one of them can have drawn is the answer."""
     tokens = token_ids.tolist()
     out = np.zeros(len(tokens), np.float32)
-    for version in range(newest, -1, -1):
-        for begin in range(1, len(tokens)):
+    for begin in range(1, len(tokens)):
+        for version in range(newest, -1, -1):
             if all(token == drawn_token(0, version, at, VOCAB_SIZE) for at, token in enumerate(tokens[begin:])):
                 out[begin:] = [drawn_logprob(0, version, at) for at in range(len(tokens) - begin)]
                 return out

@@ -65,10 +65,10 @@ class NcclEndpoint:
     """NCCL's, through vLLM's own functions. Blocks until all workers are there."""
 
     def __init__(self, join: JoinServers, device: torch.device) -> None:
-        from vllm.distributed.weight_transfer.nccl_common import stateless_init_process_group
-
         if device.type != "cuda":
             raise TrainerError("weights.transport: nccl needs GPUs, and this trainer runs on the CPU; use shm or disk")
+        from vllm.distributed.weight_transfer.nccl_common import stateless_init_process_group
+
         self._device = device
         with torch.cuda.device(device):
             self._group: Any = stateless_init_process_group(join.host, join.port, 0, join.world, device.index)
