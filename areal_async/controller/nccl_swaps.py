@@ -281,6 +281,8 @@ async def _together(calls: Sequence[Coroutine[object, object, None]]) -> list[Ar
 
     Those that are given up then say so, and because of what.
     """
+    if not calls:
+        return []
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
