@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
+from areal_async.engines.deepspeed.engine import RESIDENT_NUMBERS
 from areal_async.errors import WireError
 from areal_async.launch.recipes import trainer_command
 from areal_async.messages import Hello, ModelSaved, Probe, ProbeResult, Publish, Published, SaveModel, StepDone, Train
 from areal_async.wire.router import Router
 
 from .processes import DEADLINE_S, process
-from .world import CONFIGS, make_batch, save_tiny_model, spec_for
+from .world import CONFIGS, SHAPE, make_batch, save_tiny_model, spec_for
 
 pytestmark = pytest.mark.slow
 
@@ -107,13 +108,19 @@ def log_probs_by_transformers(model: Any, token_ids: np.ndarray, temperature: fl
     return np.array([0, *logits.log_softmax(-1).gather(1, row[1:, None])[:, 0].tolist()])
 
 
-async def test_two_ranks_over_the_wire(folder: Path, address: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [1, 3])
+async def test_two_ranks_over_the_wire(stage: int, address: str, tmp_path: Path) -> None:
+    """The model is wide enough for ZeRO 3 to split its large matrices and to leave the rest whole."""
+    wide = LlamaConfig(**SHAPE | {"hidden_size": 128}, intermediate_size=2 * RESIDENT_NUMBERS // 128)
+    folder = save_tiny_model(tmp_path / "model", wide)
     prefix = f"areal-test-{os.getpid()}"
     token_ids = np.arange(1, 20, dtype=np.int32)
     base = AutoModelForCausalLM.from_pretrained(folder).eval()
-    changes = {"zero_stage": 1, "shm_prefix": prefix, "temperature": 0.7}
-    async with trainer(folder, address, tmp_path, 2, **changes) as (ranks, child):
-        assert {p.name for p in ranks.hellos["trainer.0"].parameters} == {name for name, _ in base.named_parameters()}
+    changes = {"zero_stage": stage, "shm_prefix": prefix, "temperature": 0.7, "kl_coef": 0.01}
+    async with trainer(folder, address, tmp_path, 2, **changes, gradient_checkpointing=stage == 3) as (ranks, child):
+        assert {(p.name, p.shape, p.dtype) for p in ranks.hellos["trainer.0"].parameters} == {
+            (name, tuple(parameter.shape), "F32") for name, parameter in base.named_parameters()
+        }
         before = await ranks.probe(token_ids)
         np.testing.assert_allclose(before, log_probs_by_transformers(base, token_ids, 0.7), atol=2e-5)
 
@@ -124,6 +131,7 @@ async def test_two_ranks_over_the_wire(folder: Path, address: str, tmp_path: Pat
             done = await ranks.train(train, arrays)
             assert not done.skipped
             assert done.metrics["tokens_trained"] == sum(m.divisor for m in train.minibatches)
+            assert done.metrics["kl_ref"] > 0
 
         train, arrays = make_batch(samples=8, minibatches=1, ranks=2, per_micro=2, step=2)
         arrays[1][3][np.flatnonzero(arrays[1][2])[0]] = -1000.0  # only rank 1 sees it
@@ -135,9 +143,9 @@ async def test_two_ranks_over_the_wire(folder: Path, address: str, tmp_path: Pat
         with pytest.raises(WireError, match="the trainer holds version 3"):
             await ranks.ask(Publish(version=7, branch=0))
         [(published, _), (other, _)] = await ranks.ask(Publish(version=3, branch=0, free=(0,)))
-        assert published.location == other.location == f"/dev/shm/{prefix}-v3.safetensors"
+        assert (published.location, other.location) == (f"/dev/shm/{prefix}-v3.safetensors", "")
         assert [p for p in os.listdir("/dev/shm") if p.startswith(prefix)] == [f"{prefix}-v3.safetensors"]
-        base.load_state_dict(load_file(published.location), strict=False)
+        base.load_state_dict(load_file(published.location))
         after = log_probs_by_transformers(base, token_ids, 0.7)
         np.testing.assert_allclose(held, after, atol=2e-5)
         assert np.abs(after - before).max() > 1e-3
