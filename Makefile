@@ -7,10 +7,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(EXTRA)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help env quickstart test test-fast lint docs bench clean
+.PHONY: help env quickstart smollm2 test test-fast lint docs bench clean
 
 help:
 	@echo "make quickstart   environment, then train a small model (a few minutes on 2 cores)"
+	@echo "make smollm2      a real pretrained model (SmolLM2-135M) and problems for configs/smollm2-chain-sum.yaml"
 	@echo "make test         environment, then all tests, real vLLM and DeepSpeed included"
 	@echo "make test-fast    the tests that need no vLLM and no DeepSpeed (under a minute)"
 	@echo "make lint         ruff, mypy --strict, import-linter"
@@ -30,6 +31,9 @@ $(INSTALLED): pyproject.toml
 
 quickstart: env
 	$(BIN)/areal-async run configs/quickstart.yaml
+
+smollm2: env
+	$(BIN)/python tools/make_smollm2.py
 
 test: env
 	$(PYTEST) -m "not gpu"
