@@ -147,7 +147,7 @@ class Groups:
         """After a rollback: stop every group that is not ready yet; its prompt gets a new group before any other."""
         for group in self._ledger.outstanding_groups():
             if group.state != "ready":
-                heappush(self._again, group.position)
+                self._ask_again(group)
         return self.cancel_unready(at, why)
 
     def stop_late(self, at: float) -> list[GroupCommand]:
@@ -158,7 +158,7 @@ class Groups:
         step = self._ledger.step
         for group in self._ledger.late():
             if self._rules.requeue:
-                heappush(self._again, group.position)
+                self._ask_again(group)
             commands += self._close(group, "stale", at, "step {} comes, its deadline was {}", step, group.deadline)
         return commands
 
@@ -313,6 +313,10 @@ class Groups:
             "Repair the cause, or raise rollout.max_failures to go on without such groups"
         )
         return [fail]
+
+    def _ask_again(self, group: Group) -> None:
+        """Its prompt gets another group, before any new one."""
+        heappush(self._again, group.position)
 
     def _take_position(self) -> int:
         if self._again:

@@ -42,7 +42,7 @@ def shaped(rules: Rules, reward: float, answer: SampleDone) -> Fraction:
     if rules.truncated == "penalize" and answer.finish == "length":
         value -= Fraction(rules.truncated_penalty)
     begin = rules.max_new_tokens - rules.overlong_tokens
-    if answer.length > begin:
+    if rules.overlong_tokens and answer.length > begin:
         into = min(answer.length, rules.max_new_tokens) - begin
         value -= Fraction(rules.overlong_penalty) * Fraction(into, rules.overlong_tokens)
     return value

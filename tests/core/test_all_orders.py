@@ -13,14 +13,20 @@ from areal_async.messages import Finish
 from .world import World, make_rules
 
 CASES = [
-    # batch_groups, η, servers, steps, outcomes of a sample, rollbacks
-    (1, 0, 1, 3, (1.0, "failed"), 1),
-    (1, 1, 1, 3, (1.0,), 1),
-    (1, 2, 1, 3, (1.0,), 0),
-    (1, 1, 2, 3, (1.0,), 0),
-    (2, 0, 1, 2, (1.0, "failed"), 0),
-    (2, 1, 1, 2, (1.0,), 1),
-    (2, 1, 2, 2, (1.0,), 0),
+    # when_older, batch_groups, η, servers, steps, outcomes of a sample, rollbacks
+    ("wait", 1, 0, 1, 3, (1.0, "failed"), 1),
+    ("wait", 1, 1, 1, 3, (1.0,), 1),
+    ("wait", 1, 2, 1, 3, (1.0,), 0),
+    ("wait", 1, 1, 2, 3, (1.0,), 0),
+    ("wait", 2, 0, 1, 2, (1.0, "failed"), 0),
+    ("wait", 2, 1, 1, 2, (1.0,), 1),
+    ("wait", 2, 1, 2, 2, (1.0,), 0),
+    ("train", 1, 1, 1, 3, (1.0,), 1),
+    ("mask", 1, 1, 1, 3, (1.0,), 1),
+    ("drop", 1, 1, 1, 3, (1.0, "failed"), 1),
+    ("drop", 1, 1, 2, 3, (1.0,), 0),
+    ("requeue", 1, 1, 1, 3, (1.0,), 1),
+    ("requeue", 1, 1, 2, 3, (1.0,), 0),
 ]
 
 
@@ -39,15 +45,16 @@ def look(world: World) -> Hashable:
     )
 
 
-@pytest.mark.parametrize(("batch", "eta", "servers", "steps", "outcomes", "rollbacks"), CASES)
+@pytest.mark.parametrize(("policy", "batch", "eta", "servers", "steps", "outcomes", "rollbacks"), CASES)
 def test_every_order_keeps_the_rules_and_reaches_the_end(
-    batch: int, eta: int, servers: int, steps: int, outcomes: tuple[float | str, ...], rollbacks: int
+    policy: str, batch: int, eta: int, servers: int, steps: int, outcomes: tuple[float | str, ...], rollbacks: int
 ) -> None:
-    rules = make_rules(batch_groups=batch, max_staleness=eta, steps=steps, retries=0, max_failures=2)
+    age = {"when_older": "drop", "requeue": True} if policy == "requeue" else {"when_older": policy}
+    rules = make_rules(batch_groups=batch, max_staleness=eta, steps=steps, retries=0, max_failures=2, **age)
     start = World(rules, servers=servers, prompts=batch * steps + 2).start()
     seen = {look(start)}
     waiting = [start]
-    ends = 0
+    ends = stale = old = 0
     while waiting:
         world = waiting.pop()
         if world.end is not None:
@@ -64,9 +71,13 @@ def test_every_order_keeps_the_rules_and_reaches_the_end(
             else:
                 other.roll_back(backs[number - len(branches)])
             other.commands, other.told, other.late = [], [], []  # nobody reads them here, and they would be copied
+            stale += other.fates("stale")
+            old += sum(train.step - other.done[s.sample].oldest > eta for train in other.history for s in train.samples)
             key = look(other)
             if key not in seen:
                 seen.add(key)
                 waiting.append(other)
     assert ends > 0
     assert len(seen) > 50
+    assert (stale > 0) == (rules.when_older == "drop")
+    assert (old > 0) == (policy in ("train", "mask"))

@@ -1,23 +1,38 @@
 """Whatever the order: answers, checks, swaps and publications come early or late, things fail, training goes back.
 
-`World` checks each rule at every event: no lag over η, a balanced ledger for groups and samples, nothing trained twice
-in the surviving history. Here hypothesis picks the order, and at the end of each walk everything that is pending is
-delivered: then the run must reach its end, or something could have stuck.
+`World` checks each rule at every event: what `when_older` promises on age, Eq. 3 at each admission, a balanced ledger
+for groups and samples, nothing trained twice in the surviving history, nothing in memory of what is over. Here
+hypothesis picks the order, for each policy, and at the end of each walk everything that is pending is delivered: then
+the run must reach its end, or something could have stuck.
 """
+
+from typing import ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from areal_async.messages import Finish
+from areal_async.messages import Finish, WhenOlder
 
 from .world import World, make_rules
 
 OUTCOMES = st.sampled_from([1.0, 0.0, 1.0, 0.5, float("nan"), None, "failed", "given"])
-GOOD = st.sampled_from([1.0, 0.0])
+FILTERS: tuple[dict[str, object], ...] = (
+    {},
+    {"drop_equal": True},
+    {"success_max": 0.7},
+    {"success_min": 0.3, "success_max": 0.9, "success_above": 0.4},
+)
+SHAPES: tuple[dict[str, object], ...] = (
+    {},
+    {"truncated": "mask", "aggregation": "sequence_mean"},
+    {"truncated": "penalize", "truncated_penalty": 0.5, "aggregation": "constant"},
+    {"max_new_tokens": 6, "overlong_tokens": 4, "overlong_penalty": 0.75},
+)
 
 
 class AnyOrder(RuleBasedStateMachine):
+    policy: ClassVar[WhenOlder] = "wait"
     world: World
 
     @initialize(
@@ -28,7 +43,8 @@ class AnyOrder(RuleBasedStateMachine):
         servers=st.integers(1, 3),
         wave=st.integers(1, 2),
         retries=st.integers(0, 2),
-        drop_equal=st.booleans(),
+        filters=st.sampled_from(FILTERS),
+        shape=st.sampled_from(SHAPES),
         prompts=st.one_of(st.none(), st.integers(0, 20)),
         seed=st.integers(0, 99),
     )
@@ -41,7 +57,8 @@ class AnyOrder(RuleBasedStateMachine):
         servers: int,
         wave: int,
         retries: int,
-        drop_equal: bool,
+        filters: dict[str, object],
+        shape: dict[str, object],
         prompts: int | None,
         seed: int,
     ) -> None:
@@ -58,11 +75,15 @@ class AnyOrder(RuleBasedStateMachine):
             retries=retries,
             min_group=1 + seed % size,
             max_failures=10_000,
-            drop_equal=drop_equal and size > 1,
-            wave=wave,
+            wave=min(wave, servers),
+            when_older=self.policy,
+            requeue=bool(seed % 2),
+            **(filters if size > 1 else {}),
+            **shape,
         )
         self.world = World(rules, servers=servers, prompts=prompts)
-        self.seed = seed
+        self.order = seed
+        self.given = seed % 5 == 0 and not filters
         self.world.start()
 
     def _running(self) -> bool:
@@ -79,7 +100,17 @@ class AnyOrder(RuleBasedStateMachine):
     def answer_many_of_a_kind(self, first: str, count: int) -> None:
         for key in self.world.find(first)[:count]:
             if key in self.world.pending and self.world.end is None:
-                self.world.answer(key, float(hash(key[-1]) % 2) if first == "score" else 1.0)
+                self.world.answer(key, "mixed" if first == "score" else 1.0)
+
+    @precondition(_running)
+    @rule(laps=st.integers(1, 5))
+    def the_newest_overtake_the_rest(self, laps: int) -> None:
+        """Steps go by while what was begun first is still being written."""
+        for _ in range(laps):
+            for kind in ("publish", "swap", "read", "sample", "score", "train"):
+                for key in self.world.find(kind)[-2 * self.world.rules.batch_groups :]:
+                    if key in self.world.pending and self.world.end is None:
+                        self.world.answer(key, "mixed" if kind == "score" else 1.0)
 
     @precondition(_running)
     @rule(which=st.integers(0, 100))
@@ -115,10 +146,29 @@ class AnyOrder(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
-            given = self.seed % 5 == 0 and not self.world.rules.drop_equal
-            end = self.world.run_out(self.seed, outcome="given" if given else "mixed")
+            end = self.world.run_out(self.order, outcome="given" if self.given else "mixed")
             assert isinstance(end, Finish), end
 
 
-AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None, derandomize=True)
-TestAnyOrder = AnyOrder.TestCase
+class AnyOrderTrain(AnyOrder):
+    policy = "train"
+
+
+class AnyOrderMask(AnyOrder):
+    policy = "mask"
+
+
+class AnyOrderDrop(AnyOrder):
+    policy = "drop"
+
+
+ORDERS = settings(max_examples=150, stateful_step_count=60, deadline=None, derandomize=True)
+
+TestWait = AnyOrder.TestCase
+TestWait.settings = ORDERS
+TestTrain = AnyOrderTrain.TestCase
+TestTrain.settings = ORDERS
+TestMask = AnyOrderMask.TestCase
+TestMask.settings = ORDERS
+TestDrop = AnyOrderDrop.TestCase
+TestDrop.settings = ORDERS

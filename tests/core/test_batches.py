@@ -6,12 +6,14 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from areal_async.core.advantages import Advantage, advantages, grpo
-from areal_async.core.batches import form
+from areal_async.core.batches import divisor, form
 from areal_async.core.ledger import Group
-from areal_async.messages import Minibatch, Rules, SampleDone
+from areal_async.messages import Aggregation, Minibatch, Rules, SampleDone, WhenOlder
 
+from . import expected
 from .world import make_rules
 
 KINDS: tuple[Advantage, ...] = get_args(Advantage)
@@ -20,7 +22,7 @@ REWARDS = st.lists(st.one_of(st.none(), st.floats(-1e100, 1e100), st.sampled_fro
 
 def make_group(number: int, lengths: list[int], rewards: list[float | None]) -> Group:
     """Answers of these lengths to a prompt of 2 tokens, of which all but one are trained."""
-    group = Group(number, number, "server0", 0, 1, len(lengths), 0.0)
+    group = Group(number, number, "server0", 0, 0, 1, len(lengths), 0.0)
     for sample, length, reward in zip(group.samples, lengths, rewards, strict=True):
         sample.reward = reward
         sample.done = SampleDone(
@@ -106,9 +108,65 @@ def test_p13_the_divisor_does_not_depend_on_the_split(ranks: int, capacity: int)
     assert part.divisor == sum(number + 2 + 7 for number in range(4))
 
 
-def test_a_minibatch_without_a_trained_token_divides_by_one() -> None:
-    train = form([make_group(0, [1], [0.0])], step=0, branch=0, rules=batch_rules(batch_groups=1, group_size=1))
-    assert train.minibatches[0].divisor == 1.0
+@pytest.mark.parametrize(("aggregation", "divisor"), [("token_mean", 1.0), ("sequence_mean", 1.0), ("constant", 500.0)])
+def test_a_minibatch_without_a_trained_token_divides_by_one_or_by_its_constant(
+    aggregation: Aggregation, divisor: float
+) -> None:
+    rules = batch_rules(batch_groups=1, group_size=1, aggregation=aggregation)
+    train = form([make_group(0, [1], [0.0])], step=0, branch=0, rules=rules)
+    assert train.minibatches[0].divisor == divisor
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "divisors"),
+    [
+        ("token_mean", [2 + 0 + 4 + 6]),  # of each answer all tokens but one are trained
+        ("sequence_mean", [3]),  # the answer of one token has none that is trained
+        ("constant", [4 * 500]),
+    ],
+)
+def test_what_each_aggregation_divides_by(aggregation: Aggregation, divisors: list[int]) -> None:
+    groups = [make_group(0, [3, 1], [0.0, 1.0]), make_group(1, [5, 7], [1.0, 0.0])]
+    for ranks, capacity in ((1, 20), (2, 9), (3, 12)):
+        rules = batch_rules(batch_groups=2, ranks=ranks, max_tokens_per_microbatch=capacity, aggregation=aggregation)
+        train = form(groups, step=0, branch=0, rules=rules)
+        assert [part.divisor for part in train.minibatches] == divisors
+
+
+@given(st.lists(st.integers(0, 50), max_size=12), st.sampled_from(["token_mean", "sequence_mean", "constant"]))
+def test_a_divisor_is_at_least_one_and_what_it_says(losses: list[int], aggregation: Aggregation) -> None:
+    rules = batch_rules(aggregation=aggregation)
+    dones = [make_group(0, [count + 1], [1.0]).samples[0].done for count in losses]
+    found = divisor(losses, rules)
+    assert found == expected.divisor(rules, [done for done in dones if done is not None])
+    assert found >= 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "step", "below"),
+    [("mask", 9, 5), ("mask", 4, 0), ("mask", 2, 0), ("wait", 9, 0), ("train", 9, 0), ("drop", 9, 0)],
+)
+def test_only_mask_takes_the_gradient_of_tokens_over_the_bound(policy: WhenOlder, step: int, below: int) -> None:
+    groups = [make_group(0, [5, 5], [0.0, 1.0])]
+    rules = batch_rules(batch_groups=1, max_staleness=4, when_older=policy)
+    train = form(groups, step=step, branch=0, rules=rules)
+    assert train.mask_below == below
+    assert train.minibatches[0].divisor == 8.0  # masked tokens stay in it
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cut_answer_counts_in_every_baseline_and_is_not_trained(kind: Advantage) -> None:
+    whole, cut = (make_group(0, [5, 5, 5], [1.0, 0.0, 0.0]) for _ in range(2))
+    for group in (whole, cut):
+        done = group.samples[1].done
+        assert done is not None
+        group.samples[1].done = replace(done, finish="length")
+    rules = batch_rules(batch_groups=1, group_size=3, advantage=kind)
+    kept = form([whole], step=0, branch=0, rules=rules)
+    left = form([cut], step=0, branch=0, rules=replace(rules, truncated="mask"))
+    assert left.samples == (kept.samples[0], kept.samples[2])
+    assert left.minibatches[0].divisor == 8.0
+    assert [index for rank in left.minibatches[0].ranks for micro in rank for index in micro] == [0, 1]
 
 
 def test_p14_every_rank_makes_as_many_passes() -> None:

@@ -4,17 +4,25 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from areal_async.core import admission, groups
+from areal_async.core import admission, batches, groups, shaping
 from areal_async.core.fleet import Fleet
 from areal_async.core.ledger import Group, Ledger
 from areal_async.core.lifecycle import Thing
 from areal_async.core.trainer import Trainer
 from areal_async.errors import IllegalTransition
-from areal_async.messages import Finish
+from areal_async.messages import Fail, Finish, Forget, Publish, StepDone
 
 from .world import Broken, World, make_rules
 
 WALKS = 40
+WAIT = {"when_older": "wait"}
+TRAIN = {"when_older": "train"}
+MASK = {"when_older": "mask"}
+DROP = {"when_older": "drop"}
+REQUEUE = {"when_older": "drop", "requeue": True}
+CUT = {"truncated": "mask", "aggregation": "sequence_mean"}
+SHAPED = {"truncated": "penalize", "truncated_penalty": 0.5, "drop_equal": True, "group_size": 2, "min_group": 2}
+SUCCESS = {"success_min": 0.3, "success_max": 0.5, "success_above": 0.4, "group_size": 2}
 OUTCOMES = (1.0, 0.0, 1.0, 1.0, None, "failed", "given")
 
 
@@ -26,17 +34,18 @@ def numbers(seed: int) -> Iterator[int]:
         yield state >> 33
 
 
-def walk(seed: int) -> None:
+def walk(seed: int, changes: dict[str, object]) -> None:
     """One adversarial run to its end: newest answers first, failures, filtered groups, servers behind, rollbacks."""
     pick = numbers(seed)
-    rules = make_rules(
-        steps=5,
-        batch_groups=1 + next(pick) % 3,
-        group_size=1 + next(pick) % 2,
-        max_staleness=next(pick) % 3,
-        max_failures=10_000,
-        retries=1,
-    )
+    base: dict[str, object] = {
+        "steps": 5,
+        "batch_groups": 1 + next(pick) % 3,
+        "group_size": 1 + next(pick) % 2,
+        "max_staleness": next(pick) % 3,
+        "max_failures": 10_000,
+        "retries": 1,
+    }
+    rules = make_rules(**{**base, **changes})
     world = World(rules, servers=1 + next(pick) % 3).start()
     for _ in range(300):
         if world.end is not None or not world.pending:
@@ -46,25 +55,26 @@ def walk(seed: int) -> None:
         world.answer(recent, OUTCOMES[next(pick) % len(OUTCOMES)])
         if next(pick) % 60 == 0 and world.end is None and world.branch < 3:
             world.roll_back(max(world.trained - next(pick) % 3, 0))
-    end = world.run_out(next(pick))
+    end = world.run_out(next(pick), "mixed" if rules.group_size > 1 else 1.0)
     if not isinstance(end, Finish):
         raise Broken(end.why)
 
 
-def caught() -> int:
+def caught(changes: dict[str, object]) -> int:
     """In how many walks something was noticed."""
     count = 0
     for seed in range(WALKS):
         try:
-            walk(seed)
+            walk(seed, changes)
         except (Broken, IllegalTransition):
             count += 1
     return count
 
 
-def test_with_its_rules_whole_nothing_is_noticed() -> None:
+@pytest.mark.parametrize("changes", [WAIT, TRAIN, MASK, DROP, REQUEUE, CUT, SHAPED, SUCCESS], ids=repr)
+def test_with_its_rules_whole_nothing_is_noticed(changes: dict[str, object]) -> None:
     for seed in range(WALKS):
-        walk(seed)
+        walk(seed, changes)
 
 
 def no_batch_test(patch: pytest.MonkeyPatch) -> None:
@@ -145,26 +155,126 @@ def a_failed_sample_keeps_its_group_waiting(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(groups.Groups, "_failed", failed)
 
 
+def late_groups_run_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(groups.Groups, "stop_late", lambda _self, _at: [])
+
+
+def late_groups_run_on_and_no_last_look(patch: pytest.MonkeyPatch) -> None:
+    late_groups_run_on(patch)
+    patch.setattr(Trainer, "_check_fresh", lambda *_: None)
+
+
+def ready_groups_are_never_late(patch: pytest.MonkeyPatch) -> None:
+    whole = Ledger.late
+    patch.setattr(Ledger, "late", lambda self: [group for group in whole(self) if group.state != "ready"])
+    patch.setattr(Trainer, "_check_fresh", lambda *_: None)
+
+
+def groups_are_dropped_a_step_early(patch: pytest.MonkeyPatch) -> None:
+    def late(self: Ledger) -> list[Group]:
+        return [group for group in self.outstanding_groups() if group.deadline <= self.step]
+
+    patch.setattr(Ledger, "late", late)
+
+
+def a_stale_group_keeps_its_place(patch: pytest.MonkeyPatch) -> None:
+    whole = Ledger.outstanding.fget
+    assert whole is not None
+    patch.setattr(Ledger, "outstanding", property(lambda self: whole(self) + self._counts["stale"]))
+
+
+def a_stale_prompt_is_not_asked_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(groups.Groups, "_ask_again", lambda _self, _group: None)
+
+
+def new_prompts_come_before_stale_ones(patch: pytest.MonkeyPatch) -> None:
+    def take(self: groups.Groups) -> int:
+        self._position += 1
+        return self._position - 1
+
+    patch.setattr(groups.Groups, "_take_position", take)
+
+
+def the_mask_is_a_version_too_low(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(admission, "mask_below", lambda step, rules: max(step - rules.max_staleness - 1, 0))
+
+
+def the_mask_is_a_version_too_high(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(admission, "mask_below", lambda step, rules: max(step - rules.max_staleness + 1, 0))
+
+
+def everybody_waits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(admission, "batches_wait", lambda _rules: True)
+
+
+def cut_answers_are_trained(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(shaping, "masked", lambda _done, _rules: False)
+
+
+def cut_answers_are_never_forgotten(patch: pytest.MonkeyPatch) -> None:
+    whole = Trainer.step_done
+
+    def done(self: Trainer, event: StepDone) -> list[Forget | Publish | Fail]:
+        plan = self._plans.get(event.step)
+        commands = whole(self, event)
+        names = tuple(sample.sample for sample in plan.train.samples) if plan else ()
+        return [Forget(samples=names) if isinstance(command, Forget) else command for command in commands]
+
+    patch.setattr(Trainer, "step_done", done)
+
+
+def the_divisor_counts_tokens_whatever_is_asked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(batches, "divisor", lambda losses, _rules: float(sum(losses)))
+
+
+def filters_look_at_raw_rewards_only(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(shaping, "shaped", lambda reward, _done, _rules: reward)
+
+
+def the_bounds_of_success_are_not_allowed(patch: pytest.MonkeyPatch) -> None:
+    whole = shaping.success_share
+    patch.setattr(shaping, "success_share", lambda rewards, rules: whole(rewards, rules) + 1e-9)
+
+
 @pytest.mark.parametrize(
-    "break_it",
+    ("break_it", "changes"),
     [
-        no_batch_test,
-        no_batch_test_and_no_last_look,
-        filtered_groups_count_as_accepted,
-        a_filtered_group_keeps_its_deadline,
-        a_batch_is_trained_twice,
-        a_batch_is_trained_twice_and_tables_are_not_looked_at,
-        one_more_version_is_allowed,
-        deadlines_are_one_step_late,
-        old_branches_are_forgotten,
-        a_rollback_lets_everything_run_on,
-        a_retry_may_go_anywhere,
-        a_failed_sample_keeps_its_group_waiting,
+        (no_batch_test, WAIT),
+        (no_batch_test_and_no_last_look, WAIT),
+        (filtered_groups_count_as_accepted, WAIT),
+        (a_filtered_group_keeps_its_deadline, WAIT),
+        (a_batch_is_trained_twice, WAIT),
+        (a_batch_is_trained_twice_and_tables_are_not_looked_at, WAIT),
+        *((one_more_version_is_allowed, changes) for changes in (WAIT, TRAIN, MASK, DROP)),
+        (deadlines_are_one_step_late, WAIT),
+        (deadlines_are_one_step_late, DROP),
+        (old_branches_are_forgotten, WAIT),
+        (a_rollback_lets_everything_run_on, WAIT),
+        (a_retry_may_go_anywhere, WAIT),
+        (a_failed_sample_keeps_its_group_waiting, WAIT),
+        (late_groups_run_on, DROP),
+        (late_groups_run_on_and_no_last_look, DROP),
+        (ready_groups_are_never_late, DROP | {"max_staleness": 2, "batch_groups": 1, "group_size": 1}),
+        (groups_are_dropped_a_step_early, DROP),
+        (a_stale_group_keeps_its_place, DROP),
+        (a_stale_prompt_is_not_asked_again, REQUEUE),
+        (new_prompts_come_before_stale_ones, REQUEUE),
+        (the_mask_is_a_version_too_low, MASK),
+        (the_mask_is_a_version_too_high, MASK),
+        (everybody_waits, TRAIN),
+        (everybody_waits, MASK),
+        (cut_answers_are_trained, CUT),
+        (cut_answers_are_never_forgotten, CUT),
+        (the_divisor_counts_tokens_whatever_is_asked, CUT),
+        (filters_look_at_raw_rewards_only, SHAPED),
+        (the_bounds_of_success_are_not_allowed, SUCCESS),
     ],
-    ids=lambda rule: rule.__name__,
+    ids=lambda value: getattr(
+        value, "__name__", "-".join(str(part) for part in value.values()) if isinstance(value, dict) else ""
+    ),
 )
 def test_a_broken_rule_is_noticed(
-    break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    break_it: Callable[[pytest.MonkeyPatch], None], changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_it(monkeypatch)
-    assert caught() > 0
+    assert caught(changes) > 0

@@ -326,8 +326,8 @@ class World:
                 hold(not self.find("swap", command.server), "two swaps at once")
                 self.pending["swap", command.server] = command
             case Restart():
-                hold(self.servers[command.server].due is not None, f"{command} of a server that is not lost")
-                self.servers[command.server].due = None
+                due, self.servers[command.server].due = self.servers[command.server].due, None
+                hold(due is not None and due <= self.clock, f"{command} at {self.clock}, due at {due}")
                 self.pending["restart", command.server] = command
             case Evaluate():
                 hold(not self.find("evaluate"), "two evaluations at once")
