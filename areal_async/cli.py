@@ -210,6 +210,9 @@ Result = TypeVar("Result")
 def _in_loop(work: Coroutine[object, object, Result]) -> Result:
     import uvloop
 
+    from areal_async.controller.garbage import collect_rarely
+
+    collect_rarely()
     return uvloop.run(work)
 
 

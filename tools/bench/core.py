@@ -1,4 +1,4 @@
-"""Figures of the core: events per second, time per finished sample, packing and balance. One process, one thread.
+"""Figures of the core: events per second, time per finished sample. One process, one thread.
 
     python tools/bench/core.py
 
@@ -7,12 +7,11 @@ sample is all that the core does from its admission to its training, so Train an
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
-from areal_async.core import packing
+import figures
+
 from areal_async.core.batches import shuffled
 from areal_async.core.orchestrator import Orchestrator
 from areal_async.messages import (
@@ -35,10 +34,8 @@ from areal_async.messages import (
     Train,
 )
 
-BEST_OF: Final = 7
-SEQUENCES: Final = 4096
-RANKS: Final = 32
-Result = TypeVar("Result")
+EVENTS_PER_S: Final = 50_000  # DESIGN, section 13: these two
+SAMPLE_US: Final = 50.0
 
 
 @dataclass
@@ -53,15 +50,19 @@ class Count:
 
 
 def main() -> None:
-    print(f"{'in flight':>10} {'events/s':>10} {'µs/sample':>10} {'events/s but Train':>19}   steps × B × n (η 4)")
+    options = figures.parser(__doc__).parse_args()
+    report = figures.Report("core")
+    rows, per_sample_us, per_second = [], 0.0, 0.0
     for concurrent, batch, steps in ((256, 32, 40), (2048, 128, 16), (8192, 256, 12)):
         count = whole_run(concurrent, batch, steps)
         plain = count.events / (count.seconds - count.train_seconds)
-        print(
-            f"{count.most_in_flight:>10} {count.events / count.seconds:>10,.0f}"
-            f" {count.seconds / count.samples * 1e6:>10.1f} {plain:>19,.0f}   {steps} × {batch} × 8"
-        )
-    packings()
+        per_sample_us, per_second = count.seconds / count.samples * 1e6, count.events / count.seconds
+        rows.append((count.most_in_flight, f"{steps} × {batch} × 8", per_second, plain, per_sample_us))
+    columns = ("in flight", "steps × B × n (η 4)", "events/s", "events/s but those that form a batch", "µs a sample")
+    report.table("The core alone: a fleet that answers at once", columns, rows)
+    report.budget("core: events per second", per_second, at_least=EVENTS_PER_S)
+    report.budget("core: a finished sample, 8,192 in flight", per_sample_us, at_most=SAMPLE_US, unit="µs")
+    report.finish(options.json)
 
 
 def whole_run(concurrent: int, batch: int, steps: int) -> Count:
@@ -135,49 +136,6 @@ def answer(command: AnyCommand, versions: dict[str, int], count: Count) -> AnyEv
             versions[server] = version
             return Swapped(at=1.0, server=server, version=version, branch=branch, pause_s=0.0)
     return None
-
-
-def packings() -> None:
-    print(f"\n{SEQUENCES} lengths, capacity 32,768; balance over {RANKS} ranks: the heaviest above the mean")
-    print(f"{'lengths':<22} {'bound':>6} {'Alg. 1':>7} {'pack':>5} {'ms':>6} {'balance':>9} {'ms':>6}")
-    for name, lengths in distributions().items():
-        order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-        bound = packing.lower_bound(lengths, 32768)
-        fewest = len(packing.algorithm_1(lengths, 32768, order, fewer_than=SEQUENCES + 1) or ())
-        bins, pack_s = best(partial(packing.pack, lengths, 32768))
-        shares, balance_s = best(partial(packing.balance, lengths, RANKS))
-        heaviest = max(sum(lengths[index] for index in share) for share in shares)
-        print(
-            f"{name:<22} {bound:>6} {fewest:>7} {len(bins):>5}"
-            f" {pack_s * 1e3:>6.2f} {heaviest / (sum(lengths) / RANKS) - 1:>9.4%} {balance_s * 1e3:>6.2f}"
-        )
-
-
-def distributions() -> dict[str, list[int]]:
-    """Lengths up to 32,768 tokens without a random generator: quantiles, in a shuffled order."""
-    shares = [(place + 0.5) / SEQUENCES for place in range(SEQUENCES)]
-    shapes: dict[str, Callable[[float], float]] = {
-        "mostly short": lambda share: 100 + 32000 * share**6,
-        "heavy tail": lambda share: min(1500 * (1 - share) ** -0.5, 32768),
-        "a tenth cut at 16k": lambda share: 16384 if share > 0.9 else 300 + 9000 * share,
-        "even, 1 to 8k": lambda share: 1 + 8191 * share,
-        "even, 1 to 32k": lambda share: 1 + 32767 * share,
-        "even, 8k to 16k": lambda share: 8192 + 8191 * share,
-    }
-    return {
-        name: shuffled([int(shape(share)) for share in shares], number, 0)
-        for number, (name, shape) in enumerate(shapes.items())
-    }
-
-
-def best(call: Callable[[], Result]) -> tuple[Result, float]:
-    """The result, and the seconds of the fastest of a few runs."""
-    seconds = []
-    for _ in range(BEST_OF):
-        started = time.perf_counter()
-        result = call()
-        seconds.append(time.perf_counter() - started)
-    return result, min(seconds)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import figures
 import msgspec
 import numpy as np
 
@@ -29,21 +30,25 @@ ROUNDS = 7  # the best of these counts: the machine is shared
 
 
 def main() -> None:
+    options = figures.parser(__doc__).parse_args()
+    report = figures.Report("wire")
     sample = a_sample()
-    wire_us, lists_us = (
-        per_call_us(lambda: through_frames(sample), 2000),
-        per_call_us(lambda: through_lists(sample), 20),
-    )
-    print(f"pack + unpack of a {TOKENS}-token sample   {wire_us:9.1f} µs")
-    print(f"the same as msgpack of lists            {lists_us:9.1f} µs   {lists_us / wire_us:.0f}×", end="")
-    print(f"   (wanted: {WANTED_RATIO:g}×)")
+    wire_us = per_call_us(lambda: through_frames(sample), 2000)
+    lists_us = per_call_us(lambda: through_lists(sample), 20)
     copied_us = per_call_us(lambda: through_frames_with_copies(sample), 2000)
-    print(f"pack, copy as the socket does, unpack   {copied_us:9.1f} µs   {lists_us / copied_us:.0f}×")
+    rows: list[tuple[str, float]] = [
+        (f"pack + unpack of a {TOKENS}-token sample", wire_us),
+        ("the same as msgpack of lists", lists_us),
+        ("pack, copy as the socket does, unpack", copied_us),
+    ]
     with tempfile.TemporaryDirectory(prefix="aa-bench-") as folder:
-        print(f"request over ipc:// and back            {asyncio.run(round_trip_us(folder, sample)):9.1f} µs")
-        log_costs(Path(folder), sample)
-    if lists_us / wire_us < WANTED_RATIO:
-        raise SystemExit("slower than wanted")
+        rows.append(("request over ipc:// and back", asyncio.run(round_trip_us(folder, sample))))
+        rows += log_costs(Path(folder), sample)
+    report.table("The wire and the run log", ("what", "µs"), rows)
+    report.budget(
+        f"wire: a {TOKENS:,}-token sample against msgpack of lists", lists_us / wire_us, at_least=WANTED_RATIO, unit="×"
+    )
+    report.finish(options.json)
 
 
 def a_sample() -> list[Array]:
@@ -93,7 +98,7 @@ async def round_trip_us(folder: str, sample: list[Array]) -> float:
     return took / calls * 1e6
 
 
-def log_costs(folder: Path, sample: list[Array]) -> None:
+def log_costs(folder: Path, sample: list[Array]) -> list[tuple[str, float]]:
     rules = Rules(
         seed=1, steps=2, batch_groups=2, group_size=2, max_staleness=1, max_concurrent=4, minibatches=1, ranks=1,
         max_tokens_per_microbatch=64,
@@ -111,19 +116,23 @@ def log_costs(folder: Path, sample: list[Array]) -> None:
                 log.append(event)
             log.flush()
 
-        print(f"append + flush of one event             {per_call_us(lambda: events(1), 2000):9.1f} µs")
-        print(f"the same, 100 events a flush, per event {per_call_us(lambda: events(100), 100) / 100:9.1f} µs")
+        rows = [
+            ("append + flush of one event", per_call_us(lambda: events(1), 2000)),
+            ("the same, 100 events a flush, an event", per_call_us(lambda: events(100), 100) / 100),
+        ]
         ref = log.put("1307.5", 0, sample)
 
         def put() -> None:
             log.append(event, log.put("1307.5", 0, sample))
             log.flush()
 
-        print(f"put + append + flush of a sample        {per_call_us(put, 500):9.1f} µs   ({ref.nbytes} bytes)")
-        print(f"get of a sample                         {per_call_us(lambda: log.get('1307.5', 0), 500):9.1f} µs")
+        rows += [
+            (f"put + append + flush of a sample, {ref.nbytes} bytes", per_call_us(put, 500)),
+            ("get of a sample", per_call_us(lambda: log.get("1307.5", 0), 500)),
+        ]
         began = time.perf_counter()
         asyncio.run(log.sync())
-        print(f"sync after all that                     {(time.perf_counter() - began) * 1e6:9.1f} µs")
+        return [*rows, ("sync after all that", (time.perf_counter() - began) * 1e6)]
 
 
 def per_call_us(call: Callable[[], object], calls: int) -> float:
