@@ -1,10 +1,17 @@
 """Servers that are lost, restarted, swapped in vain, left alone: what becomes of them and of what ran on them."""
 
+from collections.abc import Callable
+
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from areal_async.core import fleet
+from areal_async.core.evaluating import Evaluations
+from areal_async.core.fleet import Fleet, Server
+from areal_async.core.groups import Groups
+from areal_async.core.orchestrator import Orchestrator
 from areal_async.errors import IllegalTransition
 from areal_async.messages import (
     Fail,
@@ -23,7 +30,8 @@ from areal_async.messages import (
     Woke,
 )
 
-from .world import World, hold, make_rules
+from .test_broken_rules import numbers
+from .world import Broken, World, hold, make_rules
 
 EARLY = ("publish", "swap")
 
@@ -389,6 +397,23 @@ def test_all_servers_swap_at_once_where_the_wave_has_room() -> None:
 # --------------------------------------------------------------------------------------------------- whatever the order
 
 
+def check_loads(world: World) -> None:
+    """A server's load is the samples on it that are under way, and those that wait for their prompt."""
+    if world.end is not None:
+        return
+    under_way = [world.placed[key[1], int(key[2])] for key in world.find("sample")]
+    placed = {name: under_way.count((name, book.lives)) for name, book in world.servers.items()}
+    loads = {name: load(world, name) for name in world.servers}
+    hold(all(loads[name] >= placed[name] for name in loads), f"loads {loads}, placed {placed}")
+    hold(loads == placed or bool(world.find("read")), f"loads {loads}, placed {placed}")
+
+
+def check_end(world: World, end: Finish | Fail) -> None:
+    """A run that could go on doesn't fail."""
+    if isinstance(end, Fail):
+        hold(world.stranded or world.evaluations.failures >= 3, end.why)
+
+
 class LosingServers(RuleBasedStateMachine):
     """Servers die at any moment, come back or don't, swaps and evaluations fail, training goes back. `World` checks at
     every event: nothing on a lost server while another could take it, never below the floor, waves, no version freed
@@ -463,11 +488,16 @@ class LosingServers(RuleBasedStateMachine):
         if names:
             self.world.lose(names[which % len(names)])
 
-    @precondition(lambda self: self._running() and self.world.find("swap"))
-    @rule(which=st.integers(0, 2), outcome=st.sampled_from(["failed", "failed", 1.0]))
-    def a_swap_ends(self, which: int, outcome: float | str) -> None:
-        keys = self.world.find("swap")
-        self.world.answer(keys[which % len(keys)], outcome)
+    @precondition(_running)
+    @rule(
+        kind=st.sampled_from(["swap", "evaluate", "restart", "sample"]),
+        which=st.integers(0, 2),
+        outcome=st.sampled_from(["failed", "failed", 1.0]),
+    )
+    def one_of_a_kind(self, kind: str, which: int, outcome: float | str) -> None:
+        keys = self.world.find(kind)
+        if keys:
+            self.world.answer(keys[which % len(keys)], outcome)
 
     @precondition(lambda self: self._running() and self.world.core.next_wakeup() is not None)
     @rule()
@@ -499,17 +529,8 @@ class LosingServers(RuleBasedStateMachine):
 
     @invariant()
     def loads_are_what_is_placed(self) -> None:
-        """Of the samples under way, and those that wait for their prompt."""
-        if not hasattr(self, "world") or self.world.end is not None:
-            return
-        world = self.world
-        placed = {
-            name: sum(world.placed[key[1], int(key[2])] == (name, book.lives) for key in world.find("sample"))
-            for name, book in world.servers.items()
-        }
-        loads = {name: load(world, name) for name in world.servers}
-        hold(all(loads[name] >= placed[name] for name in loads), f"loads {loads}, placed {placed}")
-        hold(loads == placed or bool(world.find("read")), f"loads {loads}, placed {placed}")
+        if hasattr(self, "world"):
+            check_loads(self.world)
 
     @invariant()
     def someone_can_say_who_waits(self) -> None:
@@ -519,12 +540,195 @@ class LosingServers(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
-        end = self.world.run_out(self.seed, outcome="mixed")
-        if isinstance(end, Fail):
-            assert self.world.stranded or self.world.evaluations.failures >= 3, end.why
+        check_end(self.world, self.world.run_out(self.seed, outcome="mixed"))
 
 
-LosingServers.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=50, deadline=None, derandomize=True, phases=[Phase.generate]
-)
+LosingServers.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None, derandomize=True)
 TestLosingServers = LosingServers.TestCase
+
+
+# ------------------------------------------------------------------------------------------------ broken on purpose
+
+WALKS = 60
+
+
+def walk(seed: int) -> None:
+    """One run to its end, in which servers die, swaps and evaluations fail, and what was told is told again."""
+    pick = numbers(seed)
+    servers = 1 + next(pick) % 3
+    rules = make_rules(
+        steps=5,
+        batch_groups=1 + next(pick) % 2,
+        max_staleness=next(pick) % 3,
+        max_failures=10_000,
+        retries=1,
+        wave=1 + next(pick) % 2,
+        servers=servers,
+        max_restarts=next(pick) % 4,
+        eval_every=next(pick) % 3,
+    )
+    world = World(rules, servers=servers).start()
+    for _ in range(150):
+        if world.end is not None:
+            break
+        chance = next(pick) % 30
+        names = [name for name, book in world.servers.items() if book.due is None and not book.gone]
+        if chance == 0 and names:
+            world.lose(names[next(pick) % len(names)])
+        elif chance == 1 and world.branch < 2:
+            world.roll_back(max(world.trained - next(pick) % 3, 0))
+        elif chance < 4 and world.told:
+            hold(world.send(world.told[-1 - next(pick) % min(len(world.told), 9)]) == [], "told again")
+        elif keys := [key for key in world.pending if world.can_be_done(key)]:
+            key = keys[-1 - next(pick) % min(len(keys), 4)]
+            fails = key[0] in ("swap", "restart", "evaluate") and next(pick) % 3 == 0
+            world.answer(key, "failed" if fails else 1.0)
+        elif world.core.next_wakeup() is not None:
+            world.wake()
+        check_loads(world)
+    check_end(world, world.run_out(next(pick)))
+
+
+def caught() -> int:
+    """In how many walks something was noticed."""
+    count = 0
+    for seed in range(WALKS):
+        try:
+            walk(seed)
+        except (Broken, IllegalTransition):
+            count += 1
+    return count
+
+
+def test_with_its_rules_whole_nothing_is_noticed() -> None:
+    for seed in range(WALKS):
+        walk(seed)
+
+
+def the_load_of_an_earlier_life_counts(patch: pytest.MonkeyPatch) -> None:
+    def leave(self: Fleet, name: str, incarnation: int) -> None:
+        self.servers[name].load -= 1
+
+    patch.setattr(Fleet, "leave", leave)
+
+
+def a_lost_server_stays_open(patch: pytest.MonkeyPatch) -> None:
+    whole = Server.empty
+
+    def empty(self: Server, why: str) -> None:
+        held = self.branch, self.version
+        whole(self, why)
+        self.branch, self.version = held
+
+    patch.setattr(Server, "empty", empty)
+
+
+def a_lost_server_keeps_its_place_in_the_wave(patch: pytest.MonkeyPatch) -> None:
+    whole = Fleet._empty
+
+    def empty(self: Fleet, server: Server, at: float, why: str) -> None:
+        loading = self._loading
+        whole(self, server, at, why)
+        self._loading = loading
+
+    patch.setattr(Fleet, "_empty", empty)
+
+
+def a_failed_swap_keeps_its_place_in_the_wave(patch: pytest.MonkeyPatch) -> None:
+    whole = Fleet.swap_failed
+
+    def swap_failed(self: Fleet, event: Failed) -> None:
+        loading = self._loading
+        whole(self, event)
+        self._loading = loading
+
+    patch.setattr(Fleet, "swap_failed", swap_failed)
+
+
+def weights_are_freed_while_a_server_loads_them(patch: pytest.MonkeyPatch) -> None:
+    def free(self: Fleet) -> tuple[int, ...]:
+        useless = tuple(version for version in self._published if version != self.newest)
+        for version in useless:
+            del self._published[version]
+        return useless
+
+    patch.setattr(Fleet, "free", free)
+
+
+def nobody_asks_to_be_woken(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Orchestrator, "next_wakeup", lambda _self: None)
+
+
+def restarts_come_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fleet, "FIRST_RESTART_S", 0.0)
+
+
+def restarts_never_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Server, "forgive", lambda self, _at: setattr(self, "restarts", 0))
+
+
+def a_server_left_alone_is_hoped_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Fleet, "is_alive", property(lambda _self: True))
+
+
+def the_past_is_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Server, "since", property(lambda _self: -1.0, lambda _self, _at: None))
+
+
+def a_server_is_swapped_while_it_evaluates(patch: pytest.MonkeyPatch) -> None:
+    def may_swap(server: Server) -> bool:
+        return server.state in ("starting", "serving") and server.retry_at is None
+
+    patch.setattr(fleet, "_may_swap", may_swap)
+
+
+def the_end_does_not_wait_for_the_last_evaluation(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Evaluations, "is_concluded", lambda _self, _last: True)
+
+
+def an_evaluation_never_lets_its_server_go(patch: pytest.MonkeyPatch) -> None:
+    def close(self: Evaluations, at: float, why: str, *words: object) -> None:
+        self.under_way = None
+
+    patch.setattr(Evaluations, "_close", close)
+
+
+def an_evaluation_outlives_its_server(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Evaluations, "lost", lambda _self, _event: [])
+
+
+def a_rollback_leaves_what_was_evaluated(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Evaluations, "roll_back", lambda _self, _to: None)
+
+
+def a_new_attempt_goes_to_the_groups_own_server(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Groups, "_server_for", lambda self, group: self._fleet.servers[group.server])
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        the_load_of_an_earlier_life_counts,
+        a_lost_server_stays_open,
+        a_lost_server_keeps_its_place_in_the_wave,
+        a_failed_swap_keeps_its_place_in_the_wave,
+        weights_are_freed_while_a_server_loads_them,
+        nobody_asks_to_be_woken,
+        restarts_come_at_once,
+        restarts_never_end,
+        a_server_left_alone_is_hoped_for,
+        the_past_is_believed,
+        a_server_is_swapped_while_it_evaluates,
+        the_end_does_not_wait_for_the_last_evaluation,
+        an_evaluation_never_lets_its_server_go,
+        an_evaluation_outlives_its_server,
+        a_rollback_leaves_what_was_evaluated,
+        a_new_attempt_goes_to_the_groups_own_server,
+    ],
+    ids=lambda rule: rule.__name__,
+)
+def test_a_broken_rule_is_noticed(
+    break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    assert caught() > 0
