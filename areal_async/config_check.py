@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
+from areal_async import config_machines
 from areal_async.config import Config
 from areal_async.config_file import Sources
 from areal_async.errors import ConfigError, DataError
@@ -60,6 +61,7 @@ def problems(config: Config, sources: Sources) -> list[str]:
         *_optimiser(config),
         *_imports(config),
         *_machine(config),
+        *config_machines.findings(config),
         *_folders(config),
     ]
     text, wrong = _text(config)
@@ -104,6 +106,8 @@ def _data_flow(config: Config) -> Iterator[Finding]:
         what = f"{rollout.max_concurrent} is less than one group (rollout.group_size is {rollout.group_size})"
         yield "rollout.max_concurrent", f"{what}; try {rollout.group_size * train.batch_groups}"
     servers = config.own_servers + len(rollout.urls)
+    if config.eval.every_steps is not None and config.data.eval is None:
+        yield "eval.every_steps", "there is nothing to evaluate on; name a file of held-out problems in data.eval"
     if config.weights.wave > servers:
         yield "weights.wave", f"{config.weights.wave} is more than there are servers ({servers}); try {servers}"
 
@@ -233,16 +237,28 @@ def _weights(config: Config) -> Iterator[Finding]:
     if not files:
         yield "model.path", f"{folder} has no weights (*.safetensors); a download may have been broken off"
         return
-    needed = config.own_servers * SERVER_SHM_BYTES + PUBLISHED_VERSIONS * sum(file.stat().st_size for file in files)
+    versions = PUBLISHED_VERSIONS * sum(file.stat().st_size for file in files)
+    transport, mib = config.weights.transport, 1 << 20
+    needed = config.own_servers * SERVER_SHM_BYTES + (versions if transport == "shm" else 0)
     free = shutil.disk_usage(SHM_FOLDER).free
     if free < needed:
-        mib = 1 << 20
+        what = "three versions of the weights, and what vLLM takes" if transport == "shm" else "what vLLM takes"
         yield (
             "weights.transport",
             f"{SHM_FOLDER} has {free // mib:,} MiB free, and this run needs about {-(-needed // mib):,} MiB of it "
-            f"(three versions of the weights, and what vLLM takes); remove what was left in it, or make it larger: "
+            f"({what}); remove what was left in it, or make it larger: "
             f"mount -o remount,size=…, or --shm-size of the container",
         )
+    if transport == "disk" and config.weights.folder is not None:
+        folder = Path(config.weights.folder).absolute()
+        disk = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(disk).free
+        if free < versions:
+            yield (
+                "weights.folder",
+                f"{disk} has {free // mib:,} MiB free, and three versions of the weights take about "
+                f"{-(-versions // mib):,} MiB; make room there, or name another folder",
+            )
 
 
 def _tokens(config: Config, text: Text) -> Iterator[Finding]:
