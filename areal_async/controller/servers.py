@@ -345,14 +345,16 @@ class Servers:
 
     async def _compare(self, client: VllmClient, command: Swap) -> None:
         """The server's log-probabilities of its own tokens against the trainer's: the same model, the same numbers."""
-        config = self._config
-        differences, versions = [], set()
-        for number, prompt in enumerate(self._probe_prompts()):
-            n = min(PROBE_TOKENS, self._identity.context_tokens - len(prompt))
-            drawn, logprobs = await probe(client, np.asarray(prompt, np.int32), n, config.rollout.temperature)
-            sequence = np.concatenate([np.asarray(prompt, np.int32), drawn])
+        config, differences, versions = self._config, [], set()
+        prompts = [np.asarray(prompt, np.int32) for prompt in self._probe_prompts()]
+        room = [min(PROBE_TOKENS, self._identity.context_tokens - len(prompt)) for prompt in prompts]
+        temperature = config.rollout.temperature
+        answers = await asyncio.gather(
+            *(probe(client, prompt, n, temperature) for prompt, n in zip(prompts, room, strict=True))
+        )
+        for number, (prompt, (drawn, logprobs)) in enumerate(zip(prompts, answers, strict=True)):
             name = f"probe of server {client.name} after its swap at {self._now():.3f} s, {number}"
-            expected, version = await self._probe_trainer(sequence, name)
+            expected, version = await self._probe_trainer(np.concatenate([prompt, drawn]), name)
             differences.append(np.abs(expected[len(prompt) :] - logprobs))
             versions.add(version)
         mean, largest = float(np.concatenate(differences).mean()), float(np.concatenate(differences).max())

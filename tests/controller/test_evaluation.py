@@ -377,7 +377,7 @@ def server_process(name: str) -> psutil.Process:
 
 
 async def test_evaluations_need_data(make_config: Make, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.eval: not set"):
+    with pytest.raises(ConfigError, match=r"eval\.every_steps: there is nothing to evaluate on"):
         async with Controller(make_config("eval.every_steps=1", "data.eval=null"), recipes=scripted()):
             pass
     assert not (tmp_path / "runs").exists()

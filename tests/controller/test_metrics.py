@@ -1,6 +1,7 @@
 """The figures of a step: lags and masks of a batch, who was busy, what age costs, and what is written of it."""
 
 import asyncio
+import importlib.util
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -65,6 +66,16 @@ def kept(versions: list[int], *, others: int = 0, finish: str = "stop", reward: 
 def train(step: int, samples: list[str], mask_below: int = 0) -> Train:
     entries = tuple(TrainSample(sample, 0, 0.0) for sample in samples)
     return Train(step=step, branch=0, groups=(), samples=entries, minibatches=(), mask_below=mask_below)
+
+
+def test_the_page_of_metrics_is_up_to_date() -> None:
+    tool = Path(__file__).resolve().parents[2] / "tools" / "draw_metrics.py"
+    spec = importlib.util.spec_from_file_location("draw_metrics", tool)
+    assert spec is not None
+    assert spec.loader is not None
+    drawing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawing)
+    assert drawing.PAGE.read_text(encoding="utf-8") == drawing.page(), "run: python tools/draw_metrics.py"
 
 
 # ---------------------------------------------------------------------------------------------------------- a batch

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from areal_async.controller.evaluate import evaluate
 from areal_async.errors import ConfigError, RunFailed
 from areal_async.log.reader import read_payload, read_records
 from areal_async.messages import SampleDone, group_of
-from areal_async.rollout.data import order
+from areal_async.rollout.order import order
 from areal_async.rollout.session import Session, sample_seed
 from areal_async.rollout.workflow import Prompt, Sample, SingleTurn
 from areal_async.testing.recipes import scripted
@@ -126,15 +127,18 @@ async def test_a_standstill_is_told_with_who_waits_for_whom(
 ) -> None:
     monkeypatch.setattr(parts, "WATCHDOG_S", 0.5)
     workflow = Straggler()
+
+    def told(record: logging.LogRecord) -> bool:
+        words = "waits for group 0 (floor 0, deadline 2) <- sample 0.0 on server 0"
+        return "nothing has moved for" in record.getMessage() and words in record.getMessage()
+
     async with Controller(make_config(), workflow=workflow, recipes=scripted()) as run:
         async for row in run.steps():
             if row.step == 1:
                 async with asyncio.timeout(30):
-                    while not any("nothing has moved for" in record.getMessage() for record in caplog.records):  # noqa: ASYNC110
+                    while not any(map(told, caplog.records)):  # noqa: ASYNC110
                         await asyncio.sleep(0.05)
                 workflow.go.set()
-    told = next(record.getMessage() for record in caplog.records if "nothing has moved" in record.getMessage())
-    assert "waits for group 0 (floor 0, deadline 2) <- sample 0.0 on server 0" in told
 
 
 async def test_answers_live_through_swaps(make_config: Make) -> None:
