@@ -137,6 +137,8 @@ class Fleet:
         server = self.servers.get(event.id)
         if server is None:
             self.servers[event.id] = Server(event.id, event.at)
+        elif event.at < server.since:
+            return  # told again
         elif server.state == "lost" and server.restart_at is None:
             server.move("starting", event.at, "started again, restart {}", server.restarts)
             server.since = event.at
