@@ -6,7 +6,7 @@ What always holds: it only reads; a run behaves the same whether anybody looks o
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from areal_async.controller.controller import Controller
+from areal_async.controller.evaluating import Evaluation
 from areal_async.controller.metrics import StepRow
 from areal_async.controller.result import RunResult
 
@@ -146,6 +147,7 @@ def summary(result: RunResult, console: Console) -> None:
         table.add_row(
             "lag", f"mean {sum(r.lag_mean for r in rows) / len(rows):.2f}, max {max(r.lag_max for r in rows)}"
         )
+        table.add_row("price of age", price_of_age(rows))
         samples = sum(row.samples for row in rows)
         mixed = sum(row.mixed_share * row.samples for row in rows) / max(samples, 1)
         table.add_row("samples", f"{samples:,}, {mixed:.0%} of them with tokens of two versions or more")
@@ -154,6 +156,8 @@ def summary(result: RunResult, console: Console) -> None:
             verdicts.update(row.verdicts)
         table.add_row("checks", ", ".join(f"{count:,} {verdict}" for verdict, count in verdicts.most_common()))
         table.add_row("tokens", f"{sum(row.tokens_trained for row in rows):,} trained")
+    if result.evaluations:
+        table.add_row("evaluation", evaluations_in_words(result.evaluations))
     table.add_row("time", f"{result.seconds:.0f} s in all")
     table.add_row(
         "busy",
@@ -163,6 +167,37 @@ def summary(result: RunResult, console: Console) -> None:
     table.add_row("folder", str(result.folder))
     table.add_row("model", str(result.model) if result.model else "none: the run was stopped before there was one")
     console.print(table)
+
+
+def price_of_age(rows: Sequence[StepRow]) -> str:
+    """What the bound on age has cost: waiting, and whatever `rollout.when_older` says besides."""
+    trained = sum(row.tokens_trained for row in rows)
+    masked = sum(row.tokens_masked for row in rows)
+    older = sum(row.tokens_older for row in rows)
+    dropped, lost = sum(row.samples_stale for row in rows), sum(row.tokens_stale for row in rows)
+    words = [f"the trainer stood idle for {sum(row.trainer_wait_s for row in rows):.0f} s before steps"]
+    if older:
+        words.append(f"{older / max(trained, 1):.1%} of the trained tokens were older than η")
+    if masked:
+        words.append(f"{masked / max(trained + masked, 1):.1%} of the tokens got no gradient")
+    if dropped:
+        words.append(f"{dropped:,} samples were dropped with {lost:,} tokens")
+    if masked or dropped:
+        quarters = " / ".join(f"{share:.0%}" for share in rows[-1].lost_by_length)
+        words.append(f"lost of each quarter of answer length, short to long: {quarters}")
+    return "; ".join(words)
+
+
+def evaluations_in_words(evaluations: Sequence[Evaluation]) -> str:
+    """`0.480 → 0.961 (versions 10 and 90), best 0.964 (version 80); pass@4 of the last one 0.998`."""
+    first, last = evaluations[0], evaluations[-1]
+    best = max(evaluations, key=lambda one: one.score)
+    words = f"score {last.score:.3f} (version {last.version})"
+    if len(evaluations) > 1:
+        words = f"score {first.score:.3f} → {last.score:.3f} (versions {first.version} and {last.version})"
+        words += f", best {best.score:.3f} (version {best.version})"
+    k = max(last.pass_at, default=1)
+    return words + (f"; pass@{k} of the last one {last.pass_at[k]:.3f}" if k > 1 else "")
 
 
 def _reason(result: RunResult) -> str:

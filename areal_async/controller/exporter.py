@@ -6,7 +6,6 @@ checked here, values of labels escaped), so that any scraper takes it. What ther
 
 import math
 import re
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -65,29 +64,9 @@ def _number(value: float) -> str:
     return "NaN" if math.isnan(value) else repr(value)
 
 
-def check_port(host: str, port: int) -> None:
-    """Raise ConfigError where nothing could listen there, so that it is known before anything is started."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise ConfigError(f"metrics.host: {host} is no address of this machine: {error.strerror}") from error
-    for family, kind, protocol, _, address in found:
-        with socket.socket(family, kind, protocol) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
-            try:
-                tried.bind(address)
-            except OSError as error:
-                raise _refused(host, port, error) from error
-
-
-def _refused(host: str, port: int, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"metrics.port: {port} on {host} can't be opened ({error.strerror}); choose another one, or 0 for any free one"
-    )
-
-
 class Exporter:
-    """read: gives the families of this moment."""
+    """read: gives the families of this moment. That the port is free has been looked at by `config_check`, before
+    anything was started."""
 
     def __init__(self, host: str, port: int, read: Callable[[], Iterable[Family]]) -> None:
         self._host = host
@@ -105,7 +84,8 @@ class Exporter:
         try:
             await site.start()
         except OSError as error:
-            raise _refused(self._host, self._port, error) from error
+            where = f"{self._host}:{self._port}"
+            raise ConfigError(f"metrics.port: {where} can't be opened by now: {error.strerror}; try another") from error
         host, port = runner.addresses[0][:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
 

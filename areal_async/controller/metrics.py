@@ -98,55 +98,66 @@ class Lap(NamedTuple):
     by_server: dict[str, float]
 
 
+class _Server:
+    """serving: it answers. load: how much is asked of it. busy_s: in this lap, up to `since`."""
+
+    __slots__ = ("busy_s", "load", "serving", "since")
+
+    def __init__(self) -> None:
+        self.serving = False
+        self.load = 0
+        self.busy_s = 0.0
+        self.since = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        return self.serving and self.load > 0
+
+    def advance(self, now: float) -> None:
+        if self.is_busy:
+            self.busy_s += max(0.0, now - self.since)
+        self.since = now
+
+
 class Meter:
     """Adds up who was busy for how long. Times are run-clock seconds.
 
-    A server is busy while it serves and something is asked of it; one that never joined, or was lost, is idle.
+    A server is busy while it serves and something is asked of it; one that never joined, or was lost, is idle. A change
+    at one server costs the same however many there are.
     """
 
     def __init__(self, servers: int) -> None:
-        self._servers = servers
+        self._count = servers
         self._since = 0.0
         self._training = False
-        self._serving: dict[str, bool] = {}
-        self._load: dict[str, int] = {}
+        self._busy = 0
+        self._servers: dict[str, _Server] = {}
         self._elapsed_s = self._training_s = self._both_s = 0.0
-        self._busy_s: dict[str, float] = {}
         self.total_s = self.total_training_s = self.total_rollout_s = self.total_both_s = 0.0
 
-    def advance(self, now: float) -> None:
-        elapsed = max(0.0, now - self._since)
-        self._since = now
-        self._elapsed_s += elapsed
-        busy = 0
-        for server, serving in self._serving.items():
-            if serving and self._load[server]:
-                self._busy_s[server] += elapsed
-                busy += 1
-        if self._training:
-            self._training_s += elapsed
-            self._both_s += elapsed * busy / self._servers
-
     def training(self, now: float, training: bool) -> None:
-        self.advance(now)
+        self._advance(now)
         self._training = training
 
     def serving(self, now: float, server: str, serving: bool) -> None:
         """Whether a server answers: not while it loads weights, nor when it is lost."""
-        self.advance(now)
-        self._serving[server] = serving
-        self._load.setdefault(server, 0)
-        self._busy_s.setdefault(server, 0.0)
+        changed = self._changing(now, server)
+        changed.serving = serving
+        self._busy += changed.is_busy
 
     def load(self, now: float, server: str, change: int) -> None:
         """So many more answers (or evaluations) are asked of a server."""
-        self.advance(now)
-        self._load[server] = self._load.get(server, 0) + change
+        changed = self._changing(now, server)
+        changed.load += change
+        self._busy += changed.is_busy
 
     def lap(self, now: float) -> Lap:
         """Since the last lap."""
-        self.advance(now)
-        elapsed, rollout_s = self._elapsed_s, sum(self._busy_s.values()) / self._servers
+        self._advance(now)
+        for server in self._servers.values():
+            server.advance(now)
+        busy_s = {name: server.busy_s for name, server in self._servers.items()}
+        elapsed, rollout_s = self._elapsed_s, sum(busy_s.values()) / self._count
         whole = max(elapsed, 1e-9)
         self.total_s += elapsed
         self.total_training_s += self._training_s
@@ -157,11 +168,30 @@ class Meter:
             _share(1 - self._training_s / whole),
             _share(1 - rollout_s / whole),
             _share(self._both_s / whole),
-            {server: _share(1 - busy_s / whole) for server, busy_s in self._busy_s.items()},
+            {name: _share(1 - seconds / whole) for name, seconds in busy_s.items()},
         )
         self._elapsed_s = self._training_s = self._both_s = 0.0
-        self._busy_s = dict.fromkeys(self._busy_s, 0.0)
+        for server in self._servers.values():
+            server.busy_s = 0.0
         return lap
+
+    def _advance(self, now: float) -> None:
+        elapsed = max(0.0, now - self._since)
+        self._since = now
+        self._elapsed_s += elapsed
+        if self._training:
+            self._training_s += elapsed
+            self._both_s += elapsed * self._busy / self._count
+
+    def _changing(self, now: float, name: str) -> _Server:
+        """The server, up to date; taken out of the count of busy ones until it is changed."""
+        self._advance(now)
+        server = self._servers.get(name)
+        if server is None:
+            server = self._servers[name] = _Server()
+        server.advance(now)
+        self._busy -= server.is_busy
+        return server
 
 
 def _share(value: float) -> float:

@@ -12,10 +12,10 @@ from typing import Final
 
 from areal_async import __version__
 from areal_async.config import Config
-from areal_async.controller.exporter import Exporter, Family, check_port
+from areal_async.controller.exporter import Exporter, Family
 from areal_async.controller.metrics import StepRow
 from areal_async.controller.record import Record
-from areal_async.controller.tensorboard import TensorBoard, check_installed
+from areal_async.controller.tensorboard import TensorBoard
 from areal_async.core.lifecycle import SERVER, TRAINER
 from areal_async.core.view import View
 
@@ -58,19 +58,11 @@ TOTALS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
-def check_monitoring(config: Config) -> None:
-    """Raise ConfigError where `metrics.port` or `metrics.tensorboard` can't be had; nothing is left open."""
-    if config.metrics.tensorboard:
-        check_installed()
-    if config.metrics.port is not None:
-        check_port(config.metrics.host, config.metrics.port)
-
-
 async def open_monitoring(
     stack: AsyncExitStack, config: Config, monitor: "Monitor", record: Record, folder: Path
 ) -> str:
-    """What the configuration asks for, until `stack` ends it. Returns the URL of the metrics, or "". Errors: as
-    `check_monitoring`."""
+    """What the configuration asks for, until `stack` ends it. Returns the URL of the metrics, or "". Errors:
+    ConfigError: the port was taken meanwhile."""
     if config.metrics.tensorboard:
         board = TensorBoard(folder / "tensorboard")
         stack.callback(board.close)

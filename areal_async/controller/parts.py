@@ -20,7 +20,7 @@ from areal_async.controller.crew import Crew
 from areal_async.controller.evaluating import Evaluations
 from areal_async.controller.examiner import Problems
 from areal_async.controller.metrics import Meter, StepRow
-from areal_async.controller.monitor import Monitor, check_monitoring, open_monitoring
+from areal_async.controller.monitor import Monitor, open_monitoring
 from areal_async.controller.record import Record
 from areal_async.controller.result import RunResult
 from areal_async.controller.rewarding import Rewards
@@ -103,7 +103,6 @@ class Parts:
         self._problems = Problems(config, self._text) if config.eval.every_steps else None
         self._evaluations: Evaluations | None = None
         self.metrics_url = ""
-        check_monitoring(config)
         self.folder = RunFolder.create(config, run_dir)
 
     # ------------------------------------------------------------------------------------------------ a run's life

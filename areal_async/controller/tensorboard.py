@@ -3,10 +3,9 @@
 What always holds: tags are the names of `metrics.jsonl` (`verdicts/right` for an entry of a field that has several); an
 event is in the file when the call returns. Of the package `tensorboard` only its records are used, not its writer,
 which has a thread of its own and would load TensorFlow where that is installed; the package is imported only if
-`metrics.tensorboard` asks for it.
+`metrics.tensorboard` asks for it (that it is installed is looked at by `config_check`).
 """
 
-import importlib.util
 import os
 import socket
 import time
@@ -18,16 +17,6 @@ import msgspec
 
 from areal_async.controller.evaluating import Evaluation
 from areal_async.controller.metrics import StepRow
-from areal_async.errors import ConfigError
-
-
-def check_installed() -> None:
-    """Raise ConfigError where the package is missing."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError(
-            "metrics.tensorboard: the package tensorboard is not installed; "
-            "pip install 'areal-async[tensorboard]', or leave the option out"
-        )
 
 
 class TensorBoard:

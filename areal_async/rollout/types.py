@@ -20,9 +20,9 @@ LogProbs: TypeAlias = npt.NDArray[np.float32]
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are drawn. No top-p, top-k or penalties: the trainer would have to apply the same mask.
 
-    temperature: > 0; the trainer divides its logits by the same number. max_tokens, min_tokens: of the answer.
-    stop_token_ids: tokens that end it (the drawn one is part of the answer); the server's own idea of an end of
-    sequence is not used. seed: of this one answer; None: the server's.
+    temperature: the trainer divides its logits by the same number; 0, which is greedy, is for evaluations.
+    max_tokens, min_tokens: of the answer. stop_token_ids: tokens that end it (the drawn one is part of the answer); the
+    server's own idea of an end of sequence is not used. seed: of this one answer; None: the server's.
     """
 
     temperature: float

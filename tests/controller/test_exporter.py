@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
@@ -15,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from areal_async.config import Config
-from areal_async.controller import Controller, RunResult, tensorboard
-from areal_async.controller.exporter import Family, check_port, render
+from areal_async.controller import Controller, RunResult
+from areal_async.controller.exporter import Exporter, Family, render
 from areal_async.errors import ConfigError
 from areal_async.testing.recipes import scripted
 
@@ -63,33 +64,16 @@ def test_names_that_break_the_rules_are_refused() -> None:
 # ------------------------------------------------------------------------------------------------------------ the port
 
 
-def test_a_port_in_use_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"metrics\.port: {port} on 127\.0\.0\.1 can't be opened \(.*in use"):
-            check_port("127.0.0.1", port)
-    check_port("127.0.0.1", 0)
-    with pytest.raises(ConfigError, match=r"metrics\.host: no\.such\.host\.invalid is no address of this machine"):
-        check_port("no.such.host.invalid", 0)
-
-
 async def test_a_port_in_use_is_known_before_anything_starts(make_config: Make, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        config = make_config(f"metrics.port={taken.getsockname()[1]}")
-        with pytest.raises(ConfigError, match=r"metrics\.port"):
-            async with Controller(config, recipes=scripted()):
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"metrics\.port: 127\.0\.0\.1:{port} can't be opened"):
+            async with Controller(make_config(f"metrics.port={port}"), recipes=scripted()):
                 pass
-    assert not (tmp_path / "runs").exists()
-
-
-async def test_tensorboard_that_is_missing_is_known_before(
-    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tensorboard.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'areal-async\[tensorboard\]'"):
-        async with Controller(make_config("metrics.tensorboard=true"), recipes=scripted()):
-            pass
-    assert not (tmp_path / "runs").exists()
+        assert not (tmp_path / "runs").exists()
+        async with AsyncExitStack() as stack:  # taken between the look and the opening
+            with pytest.raises(ConfigError, match=r"metrics\.port: .*can't be opened by now: .*in use"):
+                await Exporter("127.0.0.1", port, lambda: []).start(stack)
 
 
 # --------------------------------------------------------------------------------------------------------- a whole run
