@@ -6,21 +6,24 @@ found missing is left out rather than guessed.
 """
 
 import difflib
+import importlib.util
 import os
 import re
 import shutil
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from areal_async import config_machines
+from areal_async import config_machines, config_options
 from areal_async.config import Config
 from areal_async.config_file import Sources
 from areal_async.errors import ConfigError, DataError
 from areal_async.rollout.data import Dataset
-from areal_async.rollout.text import Text
+from areal_async.rollout.text import Text, model_settings
+from areal_async.rollout.training_data import long_prompts, prompt_limit, tokenized, told
 
 Finding: TypeAlias = tuple[str, str]
 """Key of the option to change, and what is wrong with it."""
@@ -32,45 +35,25 @@ SOCKET_PATH_BYTES: Final = 107  # sockaddr_un.sun_path, less its ending zero
 SOCKET_NAME_BYTES: Final = 32  # "/rXXXXXXXX/server 9999.sock" and its like: what the controller puts behind the folder
 PROMPTS_TOKENIZED: Final = 20_000  # the longest in characters; of more data the rest is measured when it is asked
 
-_TOGETHER: Final = 512  # prompts tokenized at a time: enough for all cores, little enough for the memory
-
-_IMPORT_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _CORES: Final = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
-
-# Arguments of the vLLM command that the run sets itself: another value would break what the trainer relies on.
-_OUR_ARGUMENTS: Final = {
-    "--uds": "",
-    "--host": "",
-    "--port": "",
-    "--model": "model.path",
-    "--dtype": "model.dtype",
-    "--max-model-len": "server.max_model_len",
-    "--max-num-seqs": "server.max_num_seqs",
-    "--stream-interval": "server.stream_interval",
-    "--seed": "seed",
-    "--logprobs-mode": "",
-    "--weight-transfer-config": "",
-    "--generation-config": "",
-}
 
 
 def problems(config: Config, sources: Sources) -> list[str]:
     """Everything that is wrong: `file:line: key.path: what; nearest valid value`. Empty for a configuration to run."""
     findings = [
-        *_data_flow(config),
-        *_optimiser(config),
-        *_imports(config),
+        *config_options.findings(config),
         *_machine(config),
         *config_machines.findings(config),
+        *_metrics(config),
         *_folders(config),
     ]
     text, wrong = _text(config)
     lines = [f"{sources.where(key)}: {key}: {what}" for key, what in (*findings, *wrong)]
-    for key, path in (*(("data.train", path) for path in config.data.train), ("data.eval", config.data.eval)):
-        if path is not None:
-            lines += _data(config, sources, key, path, text)
+    lines += _data(config, sources, "data.train", config.data.train, text)
+    if config.data.eval is not None:
+        lines += _data(config, sources, "data.eval", [config.data.eval], text)
     if text is not None:
-        findings = [*_weights(config), *_tokens(config, text)]
+        findings = [*_weights(config), *_model(config, text), *_tokens(config, text)]
         lines += [f"{sources.where(key)}: {key}: {what}" for key, what in findings]
     return lines
 
@@ -80,75 +63,6 @@ def check(config: Config, sources: Sources) -> None:
     found = problems(config, sources)
     if found:
         raise ConfigError("\n".join(found))
-
-
-# --------------------------------------------------------------------------------------------- options with each other
-
-
-def _data_flow(config: Config) -> Iterator[Finding]:
-    """Groups, batches and their parts."""
-    rollout, train = config.rollout, config.train
-    if train.batch_groups % train.minibatches:
-        what = f"{train.minibatches} does not divide train.batch_groups ({train.batch_groups})"
-        yield "train.minibatches", f"{what}; try {_near_divisors(train.batch_groups, train.minibatches)}"
-    else:
-        samples = train.batch_groups // train.minibatches * rollout.group_size
-        if train.ranks > samples:
-            what = f"{train.ranks} ranks, but a minibatch has only {samples} samples"
-            yield "train.ranks", f"{what} (groups × rollout.group_size / train.minibatches); try {samples}"
-    if rollout.group_size == 1 and train.advantage in ("grpo", "dr_grpo", "rloo"):
-        what = f"1: under {train.advantage} a sample alone has no advantage and nothing is learned"
-        yield "rollout.group_size", f"{what}; try 8"
-    if rollout.min_group is not None and rollout.min_group > rollout.group_size:
-        what = f"{rollout.min_group} is more than rollout.group_size ({rollout.group_size})"
-        yield "rollout.min_group", f"{what}; try {rollout.group_size}"
-    if rollout.max_concurrent < rollout.group_size:
-        what = f"{rollout.max_concurrent} is less than one group (rollout.group_size is {rollout.group_size})"
-        yield "rollout.max_concurrent", f"{what}; try {rollout.group_size * train.batch_groups}"
-    servers = config.own_servers + len(rollout.urls)
-    if config.eval.every_steps is not None and config.data.eval is None:
-        yield "eval.every_steps", "there is nothing to evaluate on; name a file of held-out problems in data.eval"
-    if config.weights.wave > servers:
-        yield "weights.wave", f"{config.weights.wave} is more than there are servers ({servers}); try {servers}"
-
-
-def _near_divisors(whole: int, wanted: int) -> str:
-    divisors = [d for d in range(1, whole + 1) if whole % d == 0]
-    below = [str(d) for d in divisors if d < wanted][-1:]
-    above = [str(d) for d in divisors if d > wanted][:1]
-    return " or ".join(below + above)
-
-
-def _optimiser(config: Config) -> Iterator[Finding]:
-    train = config.train
-    if train.lr > 1:
-        # AdamW moves each weight by about lr a step: above 1 it can only be a slip, such as 1e6 for 1e-6
-        yield "train.lr", f"{train.lr:g} is no learning rate; it must be at most 1; try {1 / train.lr:g}"
-    for number, beta in enumerate(train.betas):
-        if not 0 <= beta < 1:
-            yield f"train.betas[{number}]", f"must be ≥ 0 and < 1, not {beta:g}; try {(0.9, 0.95)[number]}"
-
-
-def _imports(config: Config) -> Iterator[Finding]:
-    """Import paths by their form; what stands behind them is loaded when the run starts."""
-    reward, workflow = config.reward, config.rollout.workflow
-    yield from _import_path("reward.function", reward.function, "exact", "function")
-    yield from _import_path("rollout.workflow", workflow, "single_turn", "Class")
-    if reward.exact_after is not None and reward.function != "exact":
-        yield "reward.exact_after", f"is only read by `exact`, and reward.function is {reward.function}; leave it out"
-    for argument in config.server.extra_args:
-        name = argument.partition("=")[0]
-        if name in _OUR_ARGUMENTS:
-            instead = f"; set {_OUR_ARGUMENTS[name]} instead" if _OUR_ARGUMENTS[name] else "; leave it out"
-            yield "server.extra_args", f"{name} is set by the run itself{instead}"
-
-
-def _import_path(key: str, value: str, builtin: str, kind: str) -> Iterator[Finding]:
-    if value == builtin or _IMPORT_PATH.fullmatch(value):
-        return
-    module, _, name = value.replace("/", ".").replace(".py:", ":").rpartition(":" if ":" in value else ".")
-    nearest = f"{module}:{name}" if _IMPORT_PATH.fullmatch(f"{module}:{name}") else builtin
-    yield key, f"must be {builtin}, or an import path module:{kind}, not {value!r}; try {nearest}"
 
 
 # ------------------------------------------------------------------------------------------------------- this machine
@@ -170,7 +84,7 @@ def _cores(key: str, cores: str | None, users: int, counted: str) -> Iterator[Fi
         yield key, f"{wrong[0]!r} is no list of cores; write them as 0, 0-3 or 0,2, and | between two processes"
         return
     if len(parts) != users:
-        nearest = f"write {users} parts with | between them" if users > 1 else "write one part, without |"
+        nearest = {0: "leave it out", 1: "write one part, without |"}.get(users, f"write {users} parts, with | between")
         yield key, f"names cores for {len(parts)}, but {counted} is {users}; {nearest}"
     missing = sorted({core for part in parts for core in _core_numbers(part)} - here)
     if missing:
@@ -187,11 +101,30 @@ def _core_numbers(part: str) -> Iterator[int]:
         )
 
 
+def _metrics(config: Config) -> Iterator[Finding]:
+    metrics = config.metrics
+    if metrics.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        install = "pip install 'areal-async[tensorboard]', or leave it out"
+        yield "metrics.tensorboard", f"the package tensorboard is not installed; {install}"
+    if metrics.port is not None:
+        try:
+            socket.create_server((metrics.host, metrics.port)).close()
+        except OSError as error:
+            why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+            what = f"{metrics.host}:{metrics.port} can't be opened: {why}"
+            yield "metrics.port", f"{what}; try another, or 0 for any free one"
+
+
 def _folders(config: Config) -> Iterator[Finding]:
-    runs = Path(config.runs_dir)
-    parent = next(folder for folder in (runs, *runs.absolute().parents) if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        yield "runs_dir", f"{parent} isn't a folder that you may write to"
+    for key, path in (("runs_dir", config.runs_dir), ("weights.folder", config.weights.folder)):
+        if path is not None:
+            parent = next(folder for folder in (Path(path), *Path(path).absolute().parents) if folder.exists())
+            if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+                yield key, f"{parent} isn't a folder that you may write to"
+    for number, url in enumerate(config.rollout.urls):
+        path = url.removeprefix("unix:")
+        if path != url and not Path(path).is_socket():
+            yield f"rollout.urls[{number}]", f"no such socket: {path}; start that server first (docs/servers.md)"
     folder = Path(tempfile.gettempdir() if config.runtime_dir is None else config.runtime_dir).absolute()
     room = SOCKET_PATH_BYTES - SOCKET_NAME_BYTES
     if len(os.fsencode(folder)) > room:
@@ -261,9 +194,35 @@ def _weights(config: Config) -> Iterator[Finding]:
             )
 
 
+def _model(config: Config, text: Text) -> Iterator[Finding]:
+    """Whether the model can be shared among GPUs as asked, and the reference model is one for the same tokens."""
+    heads, shared = model_settings(config.model.path).get("num_attention_heads"), config.server.tensor_parallel
+    if isinstance(heads, int) and heads % shared:
+        what = f"{shared} does not divide the model's attention heads ({heads})"
+        yield "server.tensor_parallel", f"{what}; try {config_options.near_divisors(heads, shared)}"
+    reference = config.train.reference_path
+    if reference is None or not config.train.kl_coef:
+        return
+    if not (Path(reference) / "config.json").is_file():
+        yield "train.reference_path", f"{reference} has no config.json; name a model's folder, or null for model.path"
+        return
+    try:
+        size = model_settings(reference).get("vocab_size")
+    except ConfigError as error:
+        yield "train.reference_path", str(error)
+        return
+    if size != text.vocab_size:
+        what = f"its vocabulary has {size} entries, that of model.path {text.vocab_size}"
+        yield "train.reference_path", f"{what}: log-probabilities of the two can't be compared"
+
+
 def _tokens(config: Config, text: Text) -> Iterator[Finding]:
     """Token ids and lengths that the model must have room for."""
     rollout, longest_context = config.rollout, config.server.max_model_len
+    longest_prompt = config.data.max_prompt_tokens
+    if longest_prompt is not None and longest_prompt >= _context(config, text):
+        what = f"{longest_prompt} leaves no room for an answer in the context ({_context(config, text)})"
+        yield "data.max_prompt_tokens", f"{what}; try {_context(config, text) - 1} or less, or null"
     wrong = [token for token in rollout.stop_token_ids if not 0 <= token < text.vocab_size]
     if wrong:
         what = f"{', '.join(map(str, wrong))}: the model's vocabulary ends at {text.vocab_size - 1}"
@@ -279,39 +238,36 @@ def _tokens(config: Config, text: Text) -> Iterator[Finding]:
 
 
 class _Longest(NamedTuple):
-    """The longest prompt of a file. tokens: its length. where: `file:line`."""
+    """The longest prompt of some files. tokens: its length. where: `file:line`."""
 
     tokens: int
     where: str
 
 
-def _data(config: Config, sources: Sources, key: str, path: str, text: Text | None) -> list[str]:
-    """Problems of one data file; lines of the file itself are named where they are what is wrong."""
+def _data(config: Config, sources: Sources, key: str, paths: Sequence[str], text: Text | None) -> list[str]:
+    """Problems of the files of one option; lines of a file itself are named where they are what is wrong."""
     place = sources.where(key)
-    if not Path(path).is_file():
-        folder = Path(path).parent
-        close = difflib.get_close_matches(Path(path).name, [f.name for f in folder.glob("*")], 1)
-        hint = f"did you mean {folder / close[0]}?" if close else "paths in the file count from its folder"
-        return [f"{place}: {key}: no such file: {path}; {hint}"]
+    missing = [path for path in paths if not Path(path).is_file()]
+    if missing:
+        return [f"{place}: {key}: no such file: {path}; {_nearest_file(Path(path))}" for path in missing]
     try:
-        dataset = Dataset.load(path, config.data.prompt_key, config.data.answer_key)
-    except ConfigError as error:
+        dataset = Dataset.load_all(paths, config.data.prompt_key, config.data.answer_key)
+        findings = list(_rows(config, key, dataset))
+        if text is not None:
+            findings += _lengths(config, key, dataset, text)
+    except DataError as error:
         return str(error).split("\n")
-    lines = [f"{sources.where(option)}: {option}: {what}" for option, what in _rows(config, key, dataset)]
-    if text is None:
-        return lines
-    try:
-        longest = _longest(dataset, text)
-    except ConfigError as error:
-        return [*lines, str(error)]
-    return lines + [f"{sources.where(o)}: {o}: {what}" for o, what in _room(config, key, longest, text)]
+    return [f"{sources.where(option)}: {option}: {what}" for option, what in findings]
+
+
+def _nearest_file(path: Path) -> str:
+    close = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*")], 1)
+    return f"did you mean {path.parent / close[0]}?" if close else "paths in the file count from its folder"
 
 
 def _rows(config: Config, key: str, dataset: Dataset) -> Iterator[Finding]:
-    epochs, batch = config.data.epochs, config.train.batch_groups
-    if key == "data.train" and epochs is not None and len(dataset) * epochs < batch:
-        what = f"{epochs}: {len(dataset)} prompts × {epochs} never fill a batch of train.batch_groups ({batch})"
-        yield "data.epochs", f"{what}; try {-(-batch // len(dataset))}, or null for as often as needed"
+    if key == "data.train":
+        yield from _enough(config, len(dataset))
     if config.reward.function == "exact":
         lacking = [number for number, row in enumerate(dataset.rows) if row.answer is None]
         if lacking:
@@ -321,42 +277,57 @@ def _rows(config: Config, key: str, dataset: Dataset) -> Iterator[Finding]:
             yield "data.answer_key", f"{where}, which reward.function exact compares with ({first})"
 
 
+def _enough(config: Config, prompts: int) -> Iterator[Finding]:
+    epochs, batch = config.data.epochs, config.train.batch_groups
+    if epochs is not None and prompts * epochs < batch:
+        what = f"{epochs}: {prompts} prompts × {epochs} never fill a batch of train.batch_groups ({batch})"
+        yield "data.epochs", f"{what}; try {-(-batch // prompts)}, or null for as often as needed"
+
+
+def _lengths(config: Config, key: str, dataset: Dataset, text: Text) -> Iterator[Finding]:
+    """Prompts that are too long, and whether the longest one that is asked leaves room for its answer."""
+    longest = _longest(dataset, text)
+    if key == "data.train":
+        limit, policy = prompt_limit(config, _context(config, text)), config.data.long_prompts
+        if longest.tokens > limit:
+            long = {} if policy == "cut" else long_prompts(dataset, text, limit, PROMPTS_TOKENIZED)
+            if policy == "error":
+                advice = "data.long_prompts: skip leaves them out, cut asks their ends"
+                yield "data.long_prompts", f"error: {told(dataset, long, limit)}; {advice}"
+                return
+            left = [sum(row not in long for row in file) for file in dataset.files]
+            for path, rows in zip(dataset.paths, left, strict=True):
+                if not rows and (config.data.weights or not any(left)):
+                    yield "data.long_prompts", f"skip: {path} has no prompt of at most {limit} tokens"
+            if any(left):
+                yield from _enough(config, sum(left))
+            longest = _Longest(limit, "data.max_prompt_tokens")
+    yield from _room(config, key, longest, text)
+
+
 def _longest(dataset: Dataset, text: Text) -> _Longest:
     """Errors: DataError with file and line for a prompt that can't be rendered, or has a token the model hasn't."""
     rows: Sequence[int] = range(len(dataset))
     if len(rows) > PROMPTS_TOKENIZED:
         rows = sorted(rows, key=lambda row: len(str(dataset.rows[row].prompt)), reverse=True)[:PROMPTS_TOKENIZED]
     longest = _Longest(0, "")
-    for first in range(0, len(rows), _TOGETHER):
-        part = rows[first : first + _TOGETHER]
-        for row, ids in zip(part, _encode(dataset, part, text), strict=True):
-            if max(ids) >= text.vocab_size:
-                what = f"token {max(ids)} of the prompt is outside the model's vocabulary ({text.vocab_size})"
-                raise DataError(f"{dataset.where(row)}: {what}; model.path holds another model's tokenizer")
-            if len(ids) > longest.tokens:
-                longest = _Longest(len(ids), dataset.where(row))
+    for row, ids in tokenized(dataset, text, rows):
+        if len(ids) > longest.tokens:
+            longest = _Longest(len(ids), dataset.where(row))
     return longest
 
 
-def _encode(dataset: Dataset, rows: Sequence[int], text: Text) -> list[list[int]]:
-    try:
-        return text.encode_all([dataset.rows[row].prompt for row in rows])
-    except DataError:
-        for row in rows:  # once more, one by one, to name the line
-            try:
-                text.encode(dataset.rows[row].prompt)
-            except DataError as error:
-                raise DataError(f"{dataset.where(row)}: {error}") from error
-        raise
+def _context(config: Config, text: Text) -> int:
+    return min(text.context, config.server.max_model_len or text.context)
 
 
 def _room(config: Config, key: str, longest: _Longest, text: Text) -> Iterator[Finding]:
-    """Whether the longest prompt of a file and its answer fit the context and, of training data, a micro-batch."""
+    """Whether the longest prompt and its answer fit the context and, of training data, a micro-batch."""
     limit, train = config.rollout.max_new_tokens, key == "data.train"
     option = "rollout.max_new_tokens" if train else "eval.max_new_tokens"
     if not train and config.eval.max_new_tokens is not None:
         limit = config.eval.max_new_tokens
-    context = min(text.context, config.server.max_model_len or text.context)
+    context = _context(config, text)
     left = context - longest.tokens
     prompt = f"the longest prompt ({longest.where}) has {longest.tokens} tokens"
     if left < 1:

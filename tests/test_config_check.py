@@ -2,8 +2,10 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,6 +86,35 @@ def test_the_message_of_the_style_guide(project):
         (["rollout.group_size=1"], ["command line: rollout.group_size: 1: under grpo a sample alone has no advantage and nothing is learned; try 8"]),  # noqa: E501
         (["rollout.min_group=9"], ["command line: rollout.min_group: 9 is more than rollout.group_size (8); try 8"]),
         (["rollout.max_concurrent=7"], ["command line: rollout.max_concurrent: 7 is less than one group (rollout.group_size is 8); try 64"]),  # noqa: E501
+        (["rollout.servers=0"], ["command line: rollout.servers: 0, and there are no rollout.urls: nobody would answer; try 1"]),  # noqa: E501
+        (["rollout.urls=[http://localhost:1, http://localhost:1]"], ["command line: rollout.urls: http://localhost:1 is named twice; keep one of them"]),  # noqa: E501
+        (["rollout.urls=http://localhost:1", "server.cores=0"], ["command line: server.cores: names cores for 1, but rollout.servers is 0; leave it out"]),  # noqa: E501
+        (["rollout.requeue=true"], ["command line: rollout.requeue: true: nothing is dropped with rollout.when_older wait; try false"]),  # noqa: E501
+        (["rollout.requeue=true", "rollout.when_older=drop"], []),
+        (["rollout.success_min=0.5", "rollout.success_max=0.25"], ["command line: rollout.success_min: 0.5 is more than rollout.success_max (0.25): no group passes; try 0.25 or less"]),  # noqa: E501
+        (["rollout.success_min=0.5", "rollout.success_max=0.5"], []),
+        (["train.loss=gspo", "train.dual_clip=3"], ["mine.yaml:8: train.aggregation: token_mean: gspo has one ratio for an answer; try sequence_mean", "command line: train.dual_clip: is not for gspo, whose ratios are those of whole answers; leave it out"]),  # noqa: E501
+        (["train.loss=gspo", "train.aggregation=sequence_mean"], []),
+        (["train.loss=ppo", "train.weight_cap=5"], ["command line: train.weight_cap: ppo has no behaviour weight to cap; leave it out, or try train.loss decoupled_ppo"]),  # noqa: E501
+        (["train.loss=gspo", "train.aggregation=sequence_mean", "train.weight_cap=5"], []),
+        (["train.reference_path=model"], ["command line: train.reference_path: with train.kl_coef 0 no reference model is loaded; leave it out"]),  # noqa: E501
+        (["train.kl_coef=0.1", "train.reference_path=model"], []),
+        (["train.kl_coef=0.1"], []),
+        (["train.min_lr_share=0.1"], ["command line: train.min_lr_share: 0.1: with lr_schedule constant the rate never falls; try 0"]),  # noqa: E501
+        (["train.min_lr_share=0.1", "train.lr_schedule=cosine"], []),
+        (["train.warmup_steps=4"], ["command line: train.warmup_steps: 4 is more than the run has optimiser steps (3): the rate is never reached; try 0"]),  # noqa: E501
+        (["train.warmup_steps=3"], []),
+        (["train.truncated=penalize"], []),
+        (["train.truncated=penalize", "reward.truncated_penalty=0"], ["command line: reward.truncated_penalty: 0: train.truncated is penalize, and nothing would be taken; try 1"]),  # noqa: E501
+        (["reward.overlong_tokens=16"], ["command line: reward.overlong_tokens: 16 is the whole answer (rollout.max_new_tokens is 16); try 4"]),  # noqa: E501
+        (["reward.overlong_tokens=15"], []),
+        (["reward.overlong_tokens=4", "reward.overlong_penalty=0"], ["command line: reward.overlong_penalty: 0: reward.overlong_tokens would do nothing; try 1, or leave both out"]),  # noqa: E501
+        (["eval.every_steps=1"], ["command line: eval.every_steps: there is nothing to evaluate on; name a file of held-out problems in data.eval"]),  # noqa: E501
+        (["eval.every_steps=1", "data.eval=train.jsonl"], []),
+        (["data.max_prompt_tokens=64"], ["command line: data.max_prompt_tokens: 64 leaves no room for an answer in the context (64); try 63 or less, or null"]),  # noqa: E501
+        (["data.max_prompt_tokens=63"], []),
+        (["weights.transport=disk", "weights.folder=mine.yaml"], ["command line: weights.folder: {}/mine.yaml isn't a folder that you may write to"]),  # noqa: E501
+        (["weights.transport=disk", "weights.folder=a/b"], []),
         (["weights.wave=2"], ["command line: weights.wave: 2 is more than there are servers (1); try 1"]),
         (["train.lr=1e6"], ["command line: train.lr: 1e+06 is no learning rate; it must be at most 1; try 1e-06"]),
         (["train.betas=[1,-0.5]"], ["command line: train.betas[0]: must be ≥ 0 and < 1, not 1; try 0.9", "command line: train.betas[1]: must be ≥ 0 and < 1, not -0.5; try 0.95"]),  # noqa: E501
@@ -193,9 +224,125 @@ def test_a_temporary_folder_with_a_long_path(project, monkeypatch):
 def test_a_prompt_without_room(project):
     write_rows([{"prompt": "1", "answer": 1}, {"prompt": "1" * 64, "answer": 1}])
     assert found() == [
-        f"mine.yaml:5: data.train: the longest prompt ({project}/train.jsonl:2) has 64 tokens, and the context 64: "
+        f"mine.yaml:4: data.long_prompts: error: 1 of 2 prompts has more than 63 tokens, first {project}/train.jsonl:2 "
+        "(64); data.long_prompts: skip leaves them out, cut asks their ends"
+    ]
+    Path("eval.jsonl").write_text(Path("train.jsonl").read_text())
+    write_rows([{"prompt": "1", "answer": 1}])
+    assert found("data.eval=eval.jsonl") == [
+        f"command line: data.eval: the longest prompt ({project}/eval.jsonl:2) has 64 tokens, and the context 64: "
         "there is no room for an answer; leave it out or shorten it"
     ]
+
+
+def test_prompts_that_are_too_long(project):
+    write_rows([{"prompt": "1" * n, "answer": 1} for n in (9, 12, 10, 11, 40)])
+    say = "command line: data.long_prompts: "
+    assert found("data.max_prompt_tokens=10", "data.long_prompts=error") == [
+        f"{say}error: 3 of 5 prompts have more than 10 tokens, first {project}/train.jsonl:2 (12), "
+        f"{project}/train.jsonl:4 (11), {project}/train.jsonl:5 (40); "
+        "data.long_prompts: skip leaves them out, cut asks their ends"
+    ]
+    assert found("data.max_prompt_tokens=10", "data.long_prompts=skip") == []
+    assert found("data.max_prompt_tokens=10", "data.long_prompts=cut") == []
+    assert found("data.max_prompt_tokens=10", "data.long_prompts=skip", "data.epochs=2") == [
+        "command line: data.epochs: 2: 2 prompts × 2 never fill a batch of train.batch_groups (8); "
+        "try 4, or null for as often as needed"
+    ]
+    assert found("data.max_prompt_tokens=8", "data.long_prompts=skip") == [
+        f"{say}skip: {project}/train.jsonl has no prompt of at most 8 tokens"
+    ]
+    # what is cut leaves room: 40 tokens and an answer of 26 would not fit the context, 38 do
+    assert found("rollout.max_new_tokens=26", "data.long_prompts=cut", "data.max_prompt_tokens=38") == []
+    assert found("rollout.max_new_tokens=26", "data.long_prompts=cut", "data.max_prompt_tokens=39") == [
+        "command line: rollout.max_new_tokens: 26: the longest prompt (data.max_prompt_tokens) has 39 tokens, which "
+        "leaves 25 of the context (64); try 25"
+    ]
+
+
+def test_only_the_longest_prompts_of_many_are_tokenized(project, monkeypatch):
+    monkeypatch.setattr(config_check, "PROMPTS_TOKENIZED", 2)
+    write_rows([{"prompt": "1" * n, "answer": 1} for n in (9, 12, 10, 11, 40)])
+    (line,) = found("data.max_prompt_tokens=8")
+    assert "error: 2 of 5 prompts have more than 8 tokens" in line
+
+
+def test_several_files_with_shares(project):
+    Path("more.jsonl").write_text('{"prompt": "7", "answer": 7}\n')
+    both = "data.train=[train.jsonl, more.jsonl]"
+    assert found(both, "data.weights=[0.9, 0.1]") == []
+    assert found(both, "data.weights=[1]") == [
+        "command line: data.weights: 1 shares for 2 files of data.train; write one for each, or leave it out"
+    ]
+    assert found("data.train=[train.jsonl, mroe.jsonl, none]") == [
+        f"command line: data.train: no such file: {project}/mroe.jsonl; did you mean {project}/more.jsonl?",
+        f"command line: data.train: no such file: {project}/none; paths in the file count from its folder",
+    ]
+    Path("more.jsonl").write_text('x\n{"prompt": "7", "answer": 7}\n')
+    write_rows([{"prompt": ""}])
+    assert [line.partition(": ")[0] for line in found(both)] == [f"{project}/train.jsonl:1", f"{project}/more.jsonl:1"]
+    write_rows([{"prompt": "1" * 9, "answer": 1}])
+    Path("more.jsonl").write_text('{"prompt": "7", "answer": 7}\n')
+    assert found(both, "data.weights=[1,1]", "data.max_prompt_tokens=8", "data.long_prompts=skip") == [
+        f"command line: data.long_prompts: skip: {project}/train.jsonl has no prompt of at most 8 tokens"
+    ]
+    assert found(both, "data.max_prompt_tokens=8", "data.long_prompts=skip") == []
+
+
+def test_a_reference_model(project):
+    kl = ["train.kl_coef=0.1", "train.reference_path=other"]
+    (project / "other").mkdir()
+    assert found(*kl) == [
+        f"command line: train.reference_path: {project}/other has no config.json; name a model's folder, or null for "
+        "model.path"
+    ]
+    write_json(Path("other/config.json"), {"vocab_size": 129})
+    assert found(*kl) == [
+        "command line: train.reference_path: its vocabulary has 129 entries, that of model.path 128: "
+        "log-probabilities of the two can't be compared"
+    ]
+    write_json(Path("other/config.json"), {"text_config": {"vocab_size": 128}})
+    assert found(*kl) == []
+    Path("other/config.json").write_text("{")
+    assert "other/config.json: not JSON" in found(*kl)[0]
+
+
+def test_heads_that_can_not_be_shared(project, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
+    settings = {"max_position_embeddings": 64, "vocab_size": 128, "num_attention_heads": 6}
+    write_json(Path("model/config.json"), settings)
+    assert found("server.tensor_parallel=3") == []
+    assert found("server.tensor_parallel=4") == [
+        "command line: server.tensor_parallel: 4 does not divide the model's attention heads (6); try 3 or 6"
+    ]
+
+
+def test_a_port_that_is_taken(project):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert found(f"metrics.port={port}") == [
+            f"command line: metrics.port: 127.0.0.1:{port} can't be opened: Address already in use; "
+            "try another, or 0 for any free one"
+        ]
+    assert found(f"metrics.port={port}") == found("metrics.port=0") == []
+    assert found("metrics.port=0", "metrics.host=no.such.host.invalid")[0].startswith("command line: metrics.port")
+
+
+def test_tensorboard_that_is_not_installed(project, monkeypatch):
+    monkeypatch.setattr(config_check.importlib.util, "find_spec", lambda name: None)
+    assert found("metrics.tensorboard=true") == [
+        "command line: metrics.tensorboard: the package tensorboard is not installed; "
+        "pip install 'areal-async[tensorboard]', or leave it out"
+    ]
+
+
+def test_a_server_whose_socket_is_not_there(project):
+    with socket.socket(socket.AF_UNIX) as server, tempfile.TemporaryDirectory() as folder:
+        server.bind(f"{folder}/s")
+        urls = f"rollout.urls=[unix:{folder}/s, unix:{folder}/t]"
+        assert found(urls) == [
+            f"command line: rollout.urls[1]: no such socket: {folder}/t; start that server first (docs/servers.md)"
+        ]
 
 
 def test_a_prompt_that_the_template_refuses_and_one_of_another_tokenizer(project):

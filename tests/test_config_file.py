@@ -107,7 +107,7 @@ def test_nothing_is_null(write, written):
         ("server: {cores: true}", "server.cores: must be text, or null, not true; write 'true' in quotes if the text is meant"),  # noqa: E501
         ("rollout: {stop_token_ids: 5}", "rollout.stop_token_ids: must be a list of whole numbers, not the number 5; write [5]"),  # noqa: E501
         ("rollout: {stop_token_ids: [1, x]}", "rollout.stop_token_ids[1]: must be a whole number, not the text 'x'"),
-        ("rollout: {when_older: wiat}", "rollout.when_older: must be drop, mask, train or wait, not the text 'wiat'; did you mean wait?"),
+        ("rollout: {when_older: wiat}", "rollout.when_older: must be drop, mask, train or wait, not the text 'wiat'; did you mean wait?"),  # noqa: E501
         ("model_path: x", "model_path: no such key; did you mean model.path?"),
         ("lr: 1", "lr: no such key; did you mean train.lr?"),
         ("laerning_rate: 1.0e-6", "laerning_rate: no such key; did you mean train.lr?"),

@@ -214,6 +214,11 @@ def _tokenizer(path: Path) -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def model_settings(folder: str) -> dict[str, Json]:
+    """The part of a model's config.json that is about text. Errors: ConfigError that names the file."""
+    return _inner(_read_json(Path(folder) / "config.json"))
+
+
 def _inner(model: dict[str, Json]) -> dict[str, Json]:
     """The part of config.json that is about text."""
     text = model.get("text_config")

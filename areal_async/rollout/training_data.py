@@ -9,14 +9,16 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from areal_async.config import Config
 from areal_async.errors import DataError
 from areal_async.rollout.data import Dataset
 from areal_async.rollout.order import Positions
 from areal_async.rollout.text import Text
-from areal_async.rollout.workflow import Prompt
+
+if TYPE_CHECKING:  # it loads numpy, which `areal-async check` does without
+    from areal_async.rollout.workflow import Prompt
 
 logger = logging.getLogger("areal_async")
 
@@ -36,7 +38,7 @@ class TrainingData:
     cut: bool
     left_out: int
 
-    def fitted(self, prompt: Prompt) -> Prompt:
+    def fitted(self, prompt: "Prompt") -> "Prompt":
         """The prompt, cut where it is too long and that is asked for. Errors: DataError where it may not be cut."""
         if len(prompt.token_ids) <= self.limit:
             return prompt
@@ -78,9 +80,13 @@ def prompt_limit(config: Config, context: int) -> int:
     return min(config.data.max_prompt_tokens or context - 1, context - 1)
 
 
-def long_prompts(dataset: Dataset, text: Text, limit: int) -> dict[int, int]:
-    """Rows whose prompt has more than `limit` tokens -> its tokens. Errors: as `tokenized`."""
-    doubtful = [number for number, row in enumerate(dataset.rows) if text.most_tokens(row.prompt) > limit]
+def long_prompts(dataset: Dataset, text: Text, limit: int, at_most: int | None = None) -> dict[int, int]:
+    """Rows whose prompt has more than `limit` tokens -> its tokens. at_most: tokenize only so many, the longest in
+    bytes (none: all that might be too long). Errors: as `tokenized`."""
+    size = {number: text.most_tokens(row.prompt) for number, row in enumerate(dataset.rows)}
+    doubtful = [number for number, most in size.items() if most > limit]
+    if at_most is not None and len(doubtful) > at_most:
+        doubtful = sorted(sorted(doubtful, key=size.__getitem__, reverse=True)[:at_most])
     return {row: len(ids) for row, ids in tokenized(dataset, text, doubtful) if len(ids) > limit}
 
 
