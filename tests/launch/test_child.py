@@ -212,6 +212,20 @@ async def test_a_child_that_dies_takes_its_tree_with_it(tmp_path: Path, shm: str
     assert shared_files(shm) == []
 
 
+async def test_a_prefix_with_a_folder_means_files_in_that_folder(tmp_path: Path) -> None:
+    """What the trainer publishes to a disk; /dev/shm isn't touched by such a prefix."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    for name in ("areal-ab-v3.safetensors", "areal-ab-v4.partial", "areal-abc-v1.safetensors", "other"):
+        (folder / name).touch()
+    source = "import time; print('up', flush=True); time.sleep(60)"
+    child = await Child.start(spec(tmp_path, source, shm_prefix=str(folder / "areal-ab")))
+    await asyncio.to_thread(wait_until, lambda: child.tail() == "up", 10)
+    os.kill(child.pid, signal.SIGKILL)
+    assert await child.wait() == -9
+    assert sorted(os.listdir(folder)) == ["areal-abc-v1.safetensors", "other"]
+
+
 async def test_shared_memory_that_the_tree_forgot_is_removed(tmp_path: Path) -> None:
     source = """
 import mmap, os, sys, time
