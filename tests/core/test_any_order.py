@@ -1,4 +1,5 @@
-"""Whatever the order: answers, checks, swaps and publications come early or late, things fail, training goes back.
+"""Whatever the order: answers, checks, swaps and publications come early or late, things fail, training goes back,
+servers are lost and come back.
 
 `World` checks each rule at every event: what `when_older` promises on age, Eq. 3 at each admission, a balanced ledger
 for groups and samples, nothing trained twice in the surviving history, nothing in memory of what is over. Here
@@ -6,7 +7,7 @@ hypothesis picks the order, for each policy, and at the end of each walk everyth
 the run must reach its end, or something could have stuck.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from areal_async.messages import Finish, WhenOlder
 from .world import World, make_rules
 
 OUTCOMES = st.sampled_from([1.0, 0.0, 1.0, 0.5, float("nan"), None, "failed", "given"])
+LOSSES: Final = 3  # of servers in one walk
 FILTERS: tuple[dict[str, object], ...] = (
     {},
     {"drop_equal": True},
@@ -75,7 +77,9 @@ class AnyOrder(RuleBasedStateMachine):
             retries=retries,
             min_group=1 + seed % size,
             max_failures=10_000,
+            servers=servers,
             wave=min(wave, servers),
+            max_restarts=LOSSES,
             when_older=self.policy,
             requeue=bool(seed % 2),
             **(filters if size > 1 else {}),
@@ -83,6 +87,7 @@ class AnyOrder(RuleBasedStateMachine):
         )
         self.world = World(rules, servers=servers, prompts=prompts)
         self.order = seed
+        self.losses = 0
         self.given = seed % 5 == 0 and not filters
         self.world.start()
 
@@ -125,6 +130,19 @@ class AnyOrder(RuleBasedStateMachine):
         if self.world.branch < 4:
             self.world.roll_back(max(self.world.trained - back, 0))
 
+    @precondition(_running)
+    @rule(which=st.integers(0, 2))
+    def a_server_dies(self, which: int) -> None:
+        names = [name for name, book in self.world.servers.items() if book.due is None and not book.gone]
+        if names and self.losses < LOSSES:
+            self.losses += 1
+            self.world.lose(names[which % len(names)])
+
+    @precondition(lambda self: self._running() and self.world.core.next_wakeup() is not None)
+    @rule()
+    def time_passes(self) -> None:
+        self.world.wake()
+
     @precondition(lambda self: self._running() and self.world.told)
     @rule(which=st.integers(0, 10_000))
     def tell_again(self, which: int) -> None:
@@ -133,6 +151,9 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self._running() and self.world.late)
     @rule(which=st.integers(0, 10_000))
     def tell_late(self, which: int) -> None:
+        wakeup = self.world.core.next_wakeup()
+        if wakeup is not None and wakeup <= self.world.clock:
+            self.world.wake()
         assert self.world.send(self.world.late[which % len(self.world.late)]) == []
 
     @rule()
@@ -162,7 +183,7 @@ class AnyOrderDrop(AnyOrder):
     policy = "drop"
 
 
-ORDERS = settings(max_examples=150, stateful_step_count=60, deadline=None, derandomize=True)
+ORDERS = settings(max_examples=100, stateful_step_count=60, deadline=None, derandomize=True)
 
 TestWait = AnyOrder.TestCase
 TestWait.settings = ORDERS
