@@ -145,6 +145,11 @@ class Meter:
         changed.serving = serving
         self._busy += changed.is_busy
 
+    def lost(self, now: float, server: str) -> None:
+        """It is gone, with all that was asked of it."""
+        changed = self._changing(now, server)
+        changed.serving, changed.load = False, 0
+
     def load(self, now: float, server: str, change: int) -> None:
         """So many more answers (or evaluations) are asked of a server."""
         changed = self._changing(now, server)

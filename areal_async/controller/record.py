@@ -79,7 +79,8 @@ class Record:
         self._on_row = on_row
         self._figures: BatchFigures | None = None
         self._in_training: frozenset[SampleId] = frozenset()
-        self._placed: dict[SampleId, str] = {}
+        self._placed: dict[SampleId, tuple[str, int]] = {}  # the server, and how often it had been lost before
+        self._losses: Counter[str] = Counter()
         self._evaluated_on: dict[int, str] = {}
         self._lengths = LostByLength()
         self._steps_measured = 0
@@ -141,10 +142,7 @@ class Record:
                 self.meter.training(event.at, training=False)
                 self.waiting_since = event.at
             case Lost(peer="server"):
-                self.meter.serving(event.at, event.id, serving=False)
-                for version, server in list(self._evaluated_on.items()):
-                    if server == event.id:
-                        self._evaluation_over(event.at, version)
+                self._lost(event.at, event.id)
             case EvaluationDone():
                 self._evaluation_over(event.at, event.version)
             case Failed():
@@ -156,7 +154,7 @@ class Record:
         elif event.of == "swap":
             self.meter.serving(event.at, event.id, serving=True)  # it goes on under its old weights
         elif event.of == "server":
-            self.meter.serving(event.at, event.id, serving=False)
+            self._lost(event.at, event.id)
         elif event.of == "evaluation":
             self._evaluation_over(event.at, int(event.id))
 
@@ -164,7 +162,7 @@ class Record:
         match command:
             case StartSample():
                 self._unplace(at, command.sample)
-                self._placed[command.sample] = command.server
+                self._placed[command.sample] = command.server, self._losses[command.server]
                 self.meter.load(at, command.server, 1)
             case Train():
                 self._train(at, command)
@@ -183,8 +181,15 @@ class Record:
                 self._discard(command.samples, stale)
 
     def _unplace(self, at: float, sample: SampleId) -> None:
-        if (server := self._placed.pop(sample, None)) is not None:
+        server, losses = self._placed.pop(sample, ("", -1))
+        if losses == self._losses[server]:
             self.meter.load(at, server, -1)
+
+    def _lost(self, at: float, server: str) -> None:
+        """Nothing is asked of it any more; what it was asked goes on elsewhere."""
+        self._losses[server] += 1
+        self._evaluated_on = {version: other for version, other in self._evaluated_on.items() if other != server}
+        self.meter.lost(at, server)
 
     def _evaluation_over(self, at: float, version: int) -> None:
         if (server := self._evaluated_on.pop(version, None)) is not None:

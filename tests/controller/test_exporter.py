@@ -17,7 +17,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from areal_async.config import Config
 from areal_async.controller import Controller, RunResult
+from areal_async.controller.evaluating import Evaluation
 from areal_async.controller.exporter import Exporter, Family, render
+from areal_async.controller.tensorboard import TensorBoard
 from areal_async.errors import ConfigError
 from areal_async.testing.recipes import scripted
 
@@ -74,6 +76,23 @@ async def test_a_port_in_use_is_known_before_anything_starts(make_config: Make, 
         async with AsyncExitStack() as stack:  # taken between the look and the opening
             with pytest.raises(ConfigError, match=r"metrics\.port: .*can't be opened by now: .*in use"):
                 await Exporter("127.0.0.1", port, lambda: []).start(stack)
+
+
+def test_an_event_can_be_read_at_once(tmp_path: Path) -> None:
+    """A run may end in any way, and be looked at before it does."""
+    board = TensorBoard(tmp_path)
+    try:
+        score = Evaluation(
+            score=0.5, pass_at={1: 0.25}, n=4, samples=1, unscored=0, truncated_share=0.0, response_len_mean=3.0,
+            tokens=12, verdicts={}, seconds=1.0, version=7, server="0", time_s=2.0,
+        )  # fmt: skip
+        board.evaluation(score)
+        events = EventAccumulator(str(tmp_path))
+        events.Reload()
+        assert [(event.step, event.value) for event in events.Scalars("eval_score")] == [(7, 0.5)]
+        assert [(event.step, event.value) for event in events.Scalars("eval_pass_at/1")] == [(7, 0.25)]
+    finally:
+        board.close()
 
 
 # --------------------------------------------------------------------------------------------------------- a whole run

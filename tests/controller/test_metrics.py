@@ -289,25 +289,28 @@ def test_what_masks_cost_by_length(watch: Callable[..., Watched]) -> None:
 
 
 def test_servers_that_come_and_go(watch: Callable[..., Watched]) -> None:
-    """Server 0 serves from 1 s on, swaps from 5 to 6 s; server 1 serves from 2 s on and is lost at 4 s."""
+    """Server 0 serves from 1 s on, swaps from 5 to 6 s; server 1 serves from 2 s on, is lost at 4 s, and from 7 s on is
+    there again with nothing to do: its sample goes on elsewhere."""
     watched = watch()
     watched.samples["0.0"] = kept([0])
     watched.tell(
-        swapped(1.0, "0", 0), [start("0.0", "0"), start("1.0", "1")],
+        swapped(1.0, "0", 0), [start("0.0", "0"), start("1.0", "1"), start("2.0", "1")],
         swapped(2.0, "1", 0), [],
         Lost(at=4.0, peer="server", id="1", why=""), [],
         Failed(at=4.0, of="sample", id="1.0", why=""), [Restart(server="1", why=""), start("1.0", "0")],
         done(5.0, "0.0", 1), [Swap(server="0", version=1, branch=0, location="")],
         swapped(6.0, "0", 1), [train(0, ["0.0"])],
+        swapped(7.0, "1", 1), [],
         done(8.0, "1.0", 1), [Evaluate(version=1, server="0")],
         EvaluationDone(at=9.0, version=1, server="0", score=0.5, n=1, tokens=1, seconds=1.0), [],
+        done(9.5, "2.0", 1), [],
     )  # fmt: skip
     watched.requests_again, watched.tokens_inferred = 2, 30
     row = watched.step(0, 10.0)
     assert row.rollout_idle_by_server == pytest.approx({"0": 1 - 7 / 10, "1": 1 - 2 / 10})
     assert row.rollout_idle_share == pytest.approx(1 - 9 / 20)
     assert row.both_busy_share == pytest.approx(3 / 20)
-    assert (row.restarts, row.continued, row.tokens_inferred, row.swap_pause_s) == (1, 2, 30, 1.5)
+    assert (row.restarts, row.continued, row.tokens_inferred, row.swap_pause_s) == (1, 2, 30, 2.0)
 
 
 # --------------------------------------------------------------------------------------------------------- whole runs
