@@ -290,7 +290,7 @@ def test_what_masks_cost_by_length(watch: Callable[..., Watched]) -> None:
 
 def test_servers_that_come_and_go(watch: Callable[..., Watched]) -> None:
     """Server 0 serves from 1 s on, swaps from 5 to 6 s; server 1 serves from 2 s on, is lost at 4 s, and from 7 s on is
-    there again with nothing to do: its sample goes on elsewhere."""
+    there again with nothing to do: its samples go on elsewhere. From 9 s on it has a new one."""
     watched = watch()
     watched.samples["0.0"] = kept([0])
     watched.tell(
@@ -302,14 +302,14 @@ def test_servers_that_come_and_go(watch: Callable[..., Watched]) -> None:
         swapped(6.0, "0", 1), [train(0, ["0.0"])],
         swapped(7.0, "1", 1), [],
         done(8.0, "1.0", 1), [Evaluate(version=1, server="0")],
-        EvaluationDone(at=9.0, version=1, server="0", score=0.5, n=1, tokens=1, seconds=1.0), [],
+        EvaluationDone(at=9.0, version=1, server="0", score=0.5, n=1, tokens=1, seconds=1.0), [start("3.0", "1")],
         done(9.5, "2.0", 1), [],
     )  # fmt: skip
     watched.requests_again, watched.tokens_inferred = 2, 30
     row = watched.step(0, 10.0)
-    assert row.rollout_idle_by_server == pytest.approx({"0": 1 - 7 / 10, "1": 1 - 2 / 10})
-    assert row.rollout_idle_share == pytest.approx(1 - 9 / 20)
-    assert row.both_busy_share == pytest.approx(3 / 20)
+    assert row.rollout_idle_by_server == pytest.approx({"0": 1 - 7 / 10, "1": 1 - 3 / 10})
+    assert row.rollout_idle_share == pytest.approx(1 - 10 / 20)
+    assert row.both_busy_share == pytest.approx(4 / 20)
     assert (row.restarts, row.continued, row.tokens_inferred, row.swap_pause_s) == (1, 2, 30, 2.0)
 
 
