@@ -310,9 +310,60 @@ async def test_a_file_that_does_not_fit_is_named_and_not_loaded(
             os.unlink(WEIGHTS)
 
 
-async def test_a_swap_that_fails_leaves_the_server_paused(server: Running, client: VllmClient) -> None:
-    """The last test: the server can't be used after it."""
+async def test_a_swap_that_fails_after_it_began_leaves_the_server_paused(server: Running, client: VllmClient) -> None:
+    """Nobody may ask it for a token then; what a handshake does to it makes it good again, with weights of its own."""
+    await server.swap(client, server.start)
     with pytest.raises(SwapFailed, match="must be restarted") as caught:
         await client.swap(server.version + 1, {"path": WEIGHTS})  # there is no such file now
     assert (caught.value.stage, caught.value.server_usable) == ("update", False)
     assert await client.is_paused()
+    await assert_a_handshake_mends(server, client)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+async def test_an_update_that_nobody_finished(server: Running, client: VllmClient, loaded: bool) -> None:
+    """A controller died in the middle of a swap; another one must not go on from there, and can clean up."""
+    await server.swap(client, server.start)
+    await client.pause()
+    await client.start_weight_update()
+    if loaded:
+        save_file(changed(server.start, "q_proj.weight", seed=4), WEIGHTS)
+        await client.update_weights({"path": WEIGHTS})
+        os.unlink(WEIGHTS)
+    await assert_a_handshake_mends(server, client)
+    await client.pause()
+    await client.start_weight_update()
+    with pytest.raises(SwapFailed, match="already active") as caught:
+        await client.swap(server.version + 1, {"path": WEIGHTS})
+    assert (caught.value.stage, caught.value.server_usable) == ("start", False)
+    assert await client.is_paused()
+    await assert_a_handshake_mends(server, client)
+
+
+async def assert_a_handshake_mends(server: Running, client: VllmClient) -> None:
+    await handshake(client, ModelIdentity(vocab_size=VOCAB, context_tokens=CONTEXT, dtype="float32"))
+    weights = server.start
+    for kind in KINDS:
+        weights = changed(weights, kind, seed=5)
+    version = await server.swap(client, weights)
+    answer = await client.generate(PROMPT, sampling(24), f"mended-{version}", 60.0)
+    assert answer.versions.tolist() == [version] * 24
+    assert_recomputed(server, answer, {version: weights})
+
+
+async def test_a_server_that_refuses_to_begin_goes_on(
+    server: Running, client: VllmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own words tell that no update is open; then it is resumed, and answers as before."""
+    version = await server.swap(client, server.start)
+
+    async def refused() -> None:
+        await client._post("/update_weights", {"update_info": {"path": WEIGHTS}})  # vLLM: 500, nothing is open
+
+    monkeypatch.setattr(client, "start_weight_update", refused)
+    with pytest.raises(SwapFailed, match="goes on under its old weights") as caught:
+        await client.swap(version + 1, {"path": WEIGHTS})
+    assert (caught.value.stage, caught.value.server_usable) == ("start", True)
+    answer = await client.generate(PROMPT, sampling(24), "goes-on", 60.0)
+    assert answer.versions.tolist() == [version] * 24
+    assert_recomputed(server, answer, {version: server.start})

@@ -66,7 +66,7 @@ async def start_server(
     gpus: str | None = None,
     identity: ModelIdentity,
 ) -> tuple[VllmClient, Child]:
-    """Start one vLLM server and shake hands. `stack` stops it. Errors: LaunchError, HandshakeError."""
+    """Start one vLLM server and shake hands. `stack` stops it, at the latest. Errors: LaunchError, HandshakeError."""
     server = config.server
     argv, env = recipes.server(
         uds=str(socket),
@@ -88,8 +88,12 @@ async def start_server(
     child = await Child.start(ChildSpec(name=f"server {name}", argv=tuple(argv), env=env, stderr_path=stderr))
     stack.push_async_callback(child.stop, STOP_GRACE_S)
     client = await stack.enter_async_context(VllmClient(name, f"unix:{socket}"))
-    await wait_for_start(child, _answering(client), server.start_timeout_s)
-    await handshake(client, identity)
+    try:
+        await wait_for_start(child, _answering(client), server.start_timeout_s)
+        await handshake(client, identity)
+    except ArealError:
+        await child.stop(STOP_GRACE_S)  # the run may go on without it
+        raise
     return client, child
 
 
@@ -106,21 +110,20 @@ class _Life:
     """One life of a server, from its handshake to its loss. probed: its numbers have been compared with the trainer's.
     child: None for one by URL."""
 
-    def __init__(self, live: Live, child: Child | None, held: AsyncExitStack) -> None:
+    def __init__(self, live: Live, child: Child | None) -> None:
         self.live = live
         self.child = child
         self.probed = False
-        self._held = held
-        self._closing = asyncio.Lock()
 
     @property
     def client(self) -> VllmClient:
         return self.live.client
 
     async def close(self) -> None:
-        """End the process, if it is ours, and the connections. Whoever asks second waits for the first."""
-        async with self._closing:
-            await self._held.aclose()
+        """End the process, if it is ours, and the connections; nothing if that is done."""
+        if self.child is not None:
+            await self.child.stop(STOP_GRACE_S)
+        await self.client.close()
 
 
 class Servers:
@@ -175,7 +178,8 @@ class Servers:
         return [str(number) for number in range(self._config.own_servers + len(self._config.rollout.urls))]
 
     async def start(self, stack: AsyncExitStack, name: str) -> None:
-        """The first life of a server; `stack` ends it and those after it. Errors: LaunchError, HandshakeError."""
+        """The first life of a server; `stack` ends it and those after it, whatever happens. Errors: LaunchError,
+        HandshakeError."""
         self._stack = stack
         await self._begin(name)
         self._take(Joined(at=self._now(), peer="server", id=name))
@@ -186,7 +190,7 @@ class Servers:
 
     async def _restart(self, name: str) -> None:
         try:
-            if old := self._lives.pop(name, None):
+            if old := self._lives.get(name):
                 self.fleet.lose(old.live, "it is started again")
                 await old.close()
             await self._begin(name)
@@ -196,27 +200,29 @@ class Servers:
         self._take(Joined(at=self._now(), peer="server", id=name))
 
     async def _begin(self, name: str) -> None:
-        number = int(name)
-        async with AsyncExitStack() as starting:
-            if number < self._config.own_servers:
-                client, child = await self._start_child(starting, name)
-            else:
-                url = self._config.rollout.urls[number - self._config.own_servers]
-                client, child = await self._connect(starting, name, url), None
-            held = starting.pop_all()
-        life = _Life(self.fleet.join(client), child, held)
-        self._stack.push_async_callback(life.close)
+        by_url = int(name) - self._config.own_servers
+        if by_url < 0:
+            client, child = await self._start_child(name)
+            life = _Life(self.fleet.join(client), child)
+            watch = self._watch_child(life, child)
+        else:
+            client = await self._connect(name, self._config.rollout.urls[by_url])
+            life = _Life(self.fleet.join(client), None)
+            watch = self._watch_health(life)
         self._lives[name], self.clients[name] = life, client
-        watch = self._watch_health(life) if child is None else self._watch_child(life, child)
         self._crew.start(watch, f"watch server {name}")
 
-    async def _start_child(self, stack: AsyncExitStack, name: str) -> tuple[VllmClient, Child]:
+    async def close(self) -> None:
+        """End all of them at the same time."""
+        await asyncio.gather(*(life.close() for life in self._lives.values()))
+
+    async def _start_child(self, name: str) -> tuple[VllmClient, Child]:
         config, number = self._config, int(name)
         cores = config.server.cores.split("|") if config.server.cores else [None] * config.own_servers
         socket = self._folder.socket(f"server-{name}")
         socket.unlink(missing_ok=True)  # of an earlier life, which was killed: vLLM can't listen on it again
         return await start_server(
-            stack,
+            self._stack,
             config,
             self._recipes,
             name=name,
@@ -228,8 +234,8 @@ class Servers:
             identity=self._identity,
         )
 
-    async def _connect(self, stack: AsyncExitStack, name: str, url: str) -> VllmClient:
-        client = await stack.enter_async_context(VllmClient(name, url))
+    async def _connect(self, name: str, url: str) -> VllmClient:
+        client = await self._stack.enter_async_context(VllmClient(name, url))
         try:
             async with asyncio.timeout(self._config.server.start_timeout_s):
                 try:
@@ -237,13 +243,17 @@ class Servers:
                 except ServerError as error:
                     logger.warning("%s; waiting for it", error)
                     await _answering(client)
+            await handshake(client, self._identity)
         except TimeoutError as error:
+            await client.close()
             raise HandshakeError(
                 f"server {name} ({url}) has not been well for server.start_timeout_s = "
                 f"{self._config.server.start_timeout_s:g} s; start it as docs/servers.md says, or take it out of "
                 f"rollout.urls"
             ) from error
-        await handshake(client, self._identity)
+        except HandshakeError:
+            await client.close()
+            raise
         return client
 
     async def _watch_child(self, life: _Life, child: Child) -> None:

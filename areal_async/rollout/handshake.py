@@ -102,7 +102,7 @@ async def _not_paused(client: VllmClient) -> None:
     try:
         if await client.is_paused():
             await client.abort_all()
-            await client.drop_weight_update()
+            await client.close_layers()
             await client.resume()
     except RequestFailed as error:
         raise _no(client, f"it was left paused, and can't be cleaned up: {error}", "restart it") from error

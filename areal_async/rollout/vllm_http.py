@@ -41,6 +41,7 @@ ENGINE_ID_PREFIX: Final = "generate-tokens-"  # vLLM puts it before the request 
 GENERATE: Final = "/inference/v1/generate"
 
 # Words that tell one refusal from another: vLLM 0.32 answers 500 to all of them.
+UPDATE_OPEN: Final = "already active"  # to /start_weight_update
 NO_UPDATE_OPEN: Final = "without a matching start_weight_update"  # to /finish_weight_update
 FILE_DIFFERS: Final = "Start server and trainer from the same model"  # of our plug-in: engines.vllm.manifest.compare
 
@@ -65,6 +66,10 @@ class VllmClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close its connections; nothing if that is done."""
         await self._http.close()
 
     # ------------------------------------------------------------------------------------------------- answers
@@ -171,13 +176,18 @@ class VllmClient:
         body = self._encode({"weight_version": str(version)})
         await self._call("POST", "/finish_weight_update", body, deadline_s)
 
-    async def drop_weight_update(self) -> None:
-        """Close the layers if they are open, whatever was loaded into them: the next update loads all of them anew."""
+    async def close_layers(self) -> None:
+        """Leave no layer open, whatever was loaded into them: the next update loads all of them anew.
+
+        After an update that failed vLLM says that none is active, and leaves the layers open; an update that is begun
+        and finished without weights closes them.
+        """
         try:
-            await self._post("/finish_weight_update", {"weight_version": None})
+            await self.start_weight_update()
         except RequestFailed as error:
-            if NO_UPDATE_OPEN not in str(error):
+            if UPDATE_OPEN not in str(error):
                 raise
+        await self._post("/finish_weight_update", {"weight_version": None})
 
     async def label_weights(self, version: Version) -> None:
         """Call the weights that the server was started with `version`; tokens are labelled so from now on."""
