@@ -150,6 +150,7 @@ class Parts:
             await self._trainer.save(model)
             await self._trainer.leave()
         self._phase = "ending the processes"
+        await self._servers.close()
         return self._outcome(finish.reason, model)
 
     def _assemble(self, log: RunLog, router: Router) -> None:
