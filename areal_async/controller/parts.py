@@ -308,10 +308,10 @@ class Parts:
             logger.warning("step %d: the update was left out: %s", event.step, event.skipped)
         elif isinstance(event, Failed):
             logger.warning("%s", event.why)
-        elif isinstance(event, Lost) and event.peer == "server" and self._evaluations is not None:
-            self._evaluations.lost(event.id)
         elif isinstance(event, Lost) and event.peer == "server":
             logger.warning("server %s is lost: %s", event.id, event.why)
+            if self._evaluations is not None:
+                self._evaluations.lost(event.id)
         if isinstance(event, StepDone):
             self._crew.start(self._log.sync(), f"sync of the log after step {event.step}")
 
