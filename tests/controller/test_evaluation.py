@@ -1,6 +1,7 @@
 """Evaluation: pass@k, and evaluations in the middle of a run with scripted servers, which nothing else stops for."""
 
 import asyncio
+import io
 import itertools
 import json
 import math
@@ -15,16 +16,18 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from areal_async.config import Config
 from areal_async.controller import Controller, RunResult
 from areal_async.controller.evaluate import evaluate
-from areal_async.controller.evaluating import AnswerLine, Evaluation, Evaluations, check_version
+from areal_async.controller.evaluating import AnswerLine, Evaluation, Evaluations, check_version, in_words
 from areal_async.controller.examiner import Answered, Examiner, Problems, Tally, pass_at, pass_at_k
 from areal_async.controller.samples import Kept
 from areal_async.errors import ConfigError, RunFailed, ServerError
 from areal_async.log.reader import read_payload, read_records
 from areal_async.messages import Evaluate, EvaluationDone, Failed, SampleDone, SampleId, ScoreResult, StepDone, Swap
+from areal_async.report import summary
 from areal_async.rollout.session import Session, sample_seed
 from areal_async.rollout.text import Text
 from areal_async.rollout.vllm_http import VllmClient
@@ -253,6 +256,7 @@ async def test_a_run_with_evaluations(make_config: Make, tmp_path: Path) -> None
     asked_of_one_version(result, json_lines(book))
     rollouts_went_on(told)
     in_the_files(result)
+    on_the_terminal(result)
     log = result.folder / "log"
     kept = [read_payload(log, record.payload) for record in read_records(log) if record.payload is not None]
     assert not [payload.sample for payload in kept if "eval" in payload.sample]
@@ -324,6 +328,21 @@ def in_the_files(result: RunResult) -> None:
     assert not list(folder.glob("*.part"))
 
 
+def on_the_terminal(result: RunResult) -> None:
+    first = result.evaluations[0].version
+    console = Console(file=io.StringIO(), width=200, record=True)
+    summary(result, console)
+    text = console.export_text()
+    assert (
+        f"score 0.000 → 0.000 (versions {first} and 6), best 0.000 (version {first}); pass@2 of the last one 0.000"
+        in text
+    )
+    assert "the trainer stood idle for" in text
+    assert in_words(result.evaluations[-1]).startswith(
+        "evaluation of version 6: score 0.000, pass@2 0.000 (12 problems × 2) in "
+    )
+
+
 class FailsWhenExamined:
     async def run(self, session: Session, prompt: Prompt) -> Sample:
         if session.sample.startswith("eval."):
@@ -331,6 +350,7 @@ class FailsWhenExamined:
         return await SingleTurn().run(session, prompt)
 
 
+@pytest.mark.slow  # three tries, a pause between them
 async def test_a_workflow_that_raises_in_evaluations_is_told_with_its_traceback(make_config: Make) -> None:
     config = make_config("train.steps=1000", "eval.every_steps=1", "rollout.retries=1")
     with pytest.raises(RunFailed, match=r"(?s)3 evaluations in a row failed.*ZeroDivisionError: only in an evaluation"):
@@ -338,6 +358,7 @@ async def test_a_workflow_that_raises_in_evaluations_is_told_with_its_traceback(
             await run.run()
 
 
+@pytest.mark.slow  # a server starts again
 async def test_an_evaluation_is_done_again_when_its_server_dies(make_config: Make, tmp_path: Path) -> None:
     config = make_config(
         "train.steps=8", "rollout.servers=2", "eval.every_steps=2", "eval.limit=12", "eval.max_concurrent=2",

@@ -40,6 +40,7 @@ from areal_async.messages import (
     Train,
     TrainSample,
 )
+from areal_async.report import price_of_age
 from areal_async.rollout.session import Session
 from areal_async.rollout.types import Completion
 from areal_async.rollout.workflow import Prompt, Sample, SingleTurn
@@ -364,9 +365,10 @@ async def test_a_run_that_drops_says_what_it_dropped(make_config: Make) -> None:
     assert all(row.lag_max <= 1 and row.tokens_older == row.tokens_masked == 0 for row in rows)
     assert max(rows[-1].lost_by_length) > 0
     assert sum(row.trainer_wait_s for row in rows) > 0
+    assert f"{2 * stale} samples were dropped with {sum(row.tokens_stale for row in rows)} tokens" in price_of_age(rows)
 
 
-@pytest.mark.parametrize("when_older", ["mask", "train"])
+@pytest.mark.parametrize("when_older", ["mask", pytest.param("train", marks=pytest.mark.slow)])
 async def test_a_run_with_older_tokens_counts_them(make_config: Make, when_older: str) -> None:
     result = await run_with_a_late_group(make_config(*LATE, f"rollout.when_older={when_older}"))
     rows = result.rows
@@ -374,9 +376,11 @@ async def test_a_run_with_older_tokens_counts_them(make_config: Make, when_older
     if when_older == "mask":
         assert (masked >= 10, older) == (True, 0)
         assert max(row.lag_max for row in rows) <= 1
+        assert "of the tokens got no gradient; lost of each quarter of answer length" in price_of_age(rows)
         assert max(rows[-1].lost_by_length) > 0
     else:
         assert (masked, older >= 10) == (0, True)
         assert max(row.lag_max for row in rows) >= 4
+        assert "of the trained tokens were older than η" in price_of_age(rows)
         assert max(rows[-1].lost_by_length) == 0
     assert all(row.samples_stale == row.tokens_stale == 0 for row in rows)
