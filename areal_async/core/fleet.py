@@ -110,8 +110,8 @@ class Fleet:
     """newest: the version that servers follow, None while none is published on the present branch.
 
     open: servers on which groups may be placed. newest_open: the highest version among them, None if there is none.
-    wakeup: run clock from which `wake` has something to do. first_loss: who was lost
-    first in this run, and why; last_lost: who was lost last.
+    wakeup: run clock from which `wake` has something to do. first_loss: who was lost first in this run, and why;
+    last_lost: who was lost last.
     """
 
     def __init__(self, rules: Rules) -> None:

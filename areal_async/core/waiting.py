@@ -79,7 +79,8 @@ def _servers(fleet: Fleet) -> list[str]:
 def _server(server: Server, fleet: Fleet) -> str:
     cause = server.why.partition("\n")[0]
     if server.state == "quarantined":
-        return f"{server.label} is left alone after {server.restarts} restarts ({cause})"
+        after = f" after {server.restarts} restarts" if server.restarts else ""
+        return f"{server.label} is left alone{after} ({cause})"
     if server.state == "lost" and server.restart_at is not None:
         return f"{server.label} is lost ({cause}) and starts again at {server.restart_at:.1f} s"
     if server.state == "lost":

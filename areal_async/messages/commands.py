@@ -20,8 +20,8 @@ class ReadGroup(Command, frozen=True, kw_only=True, tag="read_group"):
 
 
 class StartSample(Command, frozen=True, kw_only=True, tag="start_sample"):
-    """Roll out one sample of the prompt at `position`, on `server` (which holds at least version `floor`)
-    -> SampleDone or Failed(of="sample")."""
+    """Roll out one sample of the prompt at `position`, on `server` (which holds at least version `floor`, or was lost
+    like all that do: then its session waits for one that does) -> SampleDone or Failed(of="sample")."""
 
     sample: SampleId
     attempt: int
