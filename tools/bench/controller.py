@@ -17,6 +17,7 @@ GROWTH: Final = 1.15  # of the cost a sample, from few in flight to many; CPU ti
 FEW: Final = 512
 SHORT, LONG = 128, 4096  # tokens of an answer, on average
 WARM_UP: Final = {SHORT: 1.2, LONG: 0.1}  # turns of all that is in flight; of long answers one takes minutes
+BOOKS: Final = ("core", "log", "bookkeeping")
 INTERVALS: Final = (16, 128)  # server.stream_interval: the default, and what costs least
 
 
@@ -40,16 +41,18 @@ def main() -> None:
             warm_up=WARM_UP[tokens],
         )
         costs.append((wanted, tokens, interval, cost))
-    report.table(
-        "The whole controller",
-        ("in flight", "answers, tokens", "stream_interval", "CPU µs a sample", "CPU µs a token", "tokens/s a core",
-         "busy, % of the time", "lag p50, ms", "lag p99, ms"),
-        [
-            (cost.mean_in_flight, cost.tokens / cost.samples, interval, cost.sample_us, cost.cpu_s / cost.tokens * 1e6,
-             cost.tokens_per_cpu_s, cost.busy_share * 100, cost.late_ms(0.5), cost.late_ms(0.99))
-            for _, _, interval, cost in costs
-        ],
+    columns = (
+        "in flight", "answers, tokens", "stream_interval", "CPU µs a sample", "busy, % of the time", "lag p50, ms",
+        "lag p99, ms", "of it with the CPU",
     )  # fmt: skip
+    rows = [
+        (
+            cost.mean_in_flight, tokens, interval, equal_us(cost, tokens), cost.busy_share * 100, cost.late_ms(0.5),
+            cost.late_ms(0.99), cost.own_ms(0.99),
+        )
+        for _, tokens, interval, cost in costs
+    ]  # fmt: skip
+    report.table("The whole controller", columns, rows)
     named = [(f"{wanted:,} × {tokens:,} tokens, interval {interval}", cost) for wanted, tokens, interval, cost in costs]
     report.table("What it does", *crowd.places_table(named))
     found = {(wanted, tokens, interval): cost for wanted, tokens, interval, cost in costs}
@@ -63,9 +66,14 @@ def main() -> None:
     report.finish(options.json)
 
 
+def equal_us(cost: crowd.Cost, tokens: int) -> float:
+    """CPU time a sample, where as many tokens arrive as in answers of this length. In a window that is shorter than an
+    answer the samples that end in it don't say how many tokens arrived."""
+    return cost.cpu_s / (cost.tokens / tokens) * 1e6
+
+
 def budgets(report: figures.Report, interval: int, short: crowd.Cost, long: crowd.Cost, many: int) -> None:
-    per_token = (long.sample_us - short.sample_us) / (long.tokens / long.samples - short.tokens / short.samples)
-    per_sample = short.sample_us - per_token * short.tokens / short.samples
+    per_sample, per_token = split_us(short, long)
     where = f"{many:,} in flight, stream_interval {interval}"
     report.budget(
         f"controller: a finished sample, beside its tokens ({where})", per_sample, at_most=SAMPLE_US, unit="µs",
@@ -74,13 +82,26 @@ def budgets(report: figures.Report, interval: int, short: crowd.Cost, long: crow
     report.budget(
         f"controller: a token ({where})", per_token, at_most=TOKEN_US, unit="µs", bound_by=most_of(long)
     )  # fmt: skip
-    books = short.place_us("core", "log", "bookkeeping")
-    report.budget(f"core and bookkeeping: a finished sample ({where})", books, at_most=BOOKKEEPING_US, unit="µs")
+    for tokens in (SHORT, LONG):
+        allowed = tokens / (per_sample + per_token * tokens) * 1e6
+        report.note(f"Answers of {tokens:,} tokens, {where}: one core allows {allowed:,.0f} tokens/s.")
+    books = short.place_us(*BOOKS)
+    report.budget(
+        f"core and bookkeeping: a finished sample of {SHORT} tokens ({where})", books, at_most=BOOKKEEPING_US,
+        unit="µs", bound_by=", ".join(f"{name} {short.place_us(name):.0f} µs" for name in BOOKS),
+    )  # fmt: skip
     for tokens, cost in ((SHORT, short), (LONG, long)):
         report.budget(
             f"controller: lag of the loop, p99 ({where}, {tokens:,} tokens)", cost.late_ms(0.99), at_most=LAG_MS,
-            unit="ms", bound_by=f"the loop is busy {min(cost.busy_share, 1.0):.0%} of the time",
+            unit="ms", bound_by=f"for {cost.own_ms(0.99):.0f} ms of it the loop was at work, else others had the CPU",
         )  # fmt: skip
+
+
+def split_us(short: crowd.Cost, long: crowd.Cost) -> tuple[float, float]:
+    """(µs a finished sample, µs a token that arrived): what explains the CPU time of both runs."""
+    ratio = long.samples / short.samples
+    per_token = (long.cpu_s - ratio * short.cpu_s) / (long.tokens - ratio * short.tokens)
+    return (short.cpu_s - per_token * short.tokens) / short.samples * 1e6, per_token * 1e6
 
 
 def most_of(cost: crowd.Cost) -> str:

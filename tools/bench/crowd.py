@@ -6,6 +6,7 @@ the middle of the run: CPU time of the process (all threads), samples and tokens
 """
 
 import asyncio
+import gc
 import json
 import os
 import resource
@@ -30,6 +31,7 @@ from areal_async.config_file import load_config
 from areal_async.controller import Controller
 from areal_async.controller.garbage import collect_rarely
 from areal_async.launch.recipes import Command, Recipes
+from areal_async.rollout.answer import Answer
 from areal_async.rollout.session import Session
 from areal_async.rollout.workflow import Prompt, Sample
 from areal_async.testing.recipes import scripted
@@ -71,8 +73,9 @@ PLACES: Final = (
 
 @dataclass
 class Cost:
-    """What the middle of a run cost. late_s: how late the loop was, each time it was looked at, and in_flight what was
-    then. places: samples of what the process did."""
+    """What the middle of a run cost. samples: that were finished. tokens: that arrived, those of answers that went on
+    included. late_s: how late the loop was, each time it was looked at; own_s: for how much of that this process had
+    the CPU; in_flight: samples then. places: how often it was seen doing what."""
 
     in_flight: list[int] = field(default_factory=list)
     samples: int = 0
@@ -80,15 +83,12 @@ class Cost:
     cpu_s: float = 0.0
     wall_s: float = 0.0
     late_s: list[float] = field(default_factory=list)
+    own_s: list[float] = field(default_factory=list)
     places: Counter[str] = field(default_factory=Counter)
 
     @property
     def sample_us(self) -> float:
         return self.cpu_s / self.samples * 1e6
-
-    @property
-    def tokens_per_cpu_s(self) -> float:
-        return self.tokens / self.cpu_s
 
     @property
     def busy_share(self) -> float:
@@ -99,12 +99,19 @@ class Cost:
         return round(sum(self.in_flight) / max(1, len(self.in_flight)))
 
     def late_ms(self, share: float) -> float:
-        ordered = sorted(self.late_s)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3
+        return _quantile(self.late_s, share) * 1e3
+
+    def own_ms(self, share: float) -> float:
+        return _quantile(self.own_s, share) * 1e3
 
     def place_us(self, *places: str) -> float:
         """CPU time a sample that was spent there."""
         return self.sample_us * sum(self.places[place] for place in places) / max(1, self.places.total())
+
+
+def _quantile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def run(
@@ -148,15 +155,15 @@ async def measured(
         while workflow.samples < warm_up * wanted and not going.done():
             await asyncio.wait({going}, timeout=LOOK_S)
         watching = asyncio.create_task(watch_loop(cost, workflow))
-        begun = (time.process_time(), time.perf_counter(), workflow.samples, workflow.tokens)
+        arrived = workflow.tokens + growing()
+        begun = (time.process_time(), time.perf_counter(), workflow.samples)
         start_sampling(cost.places)
         await asyncio.wait({going}, timeout=window_s)
         stop_sampling()
+        ended = (time.process_time(), time.perf_counter(), workflow.samples)
         watching.cancel()
-        ended = (time.process_time(), time.perf_counter(), workflow.samples, workflow.tokens)
-        cost.cpu_s, cost.wall_s, cost.samples, cost.tokens = (
-            end - begin for end, begin in zip(ended, begun, strict=True)
-        )
+        cost.cpu_s, cost.wall_s, cost.samples = (end - begin for end, begin in zip(ended, begun, strict=True))
+        cost.tokens = workflow.tokens + growing() - arrived
         if going.done():
             going.result()  # it can't have been done with all its steps: this raises
         going.cancel()
@@ -193,12 +200,20 @@ class Answers:
         return Sample.single(prompt.token_ids, completion, reward=float(drawn >> 31))
 
 
+def growing() -> int:
+    """Tokens that have arrived of answers that aren't finished."""
+    found = [thing for thing in gc.get_objects() if isinstance(thing, Answer)]
+    return sum(len(answer.partial().token_ids) for answer in found if not answer.finished)
+
+
 async def watch_loop(cost: Cost, workflow: Answers) -> None:
     """Note how much later than asked the loop comes back, again and again."""
     while True:
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), time.thread_time()
         await asyncio.sleep(LOOK_S)
-        cost.late_s.append(max(0.0, time.perf_counter() - begun - LOOK_S))
+        late_s = max(0.0, time.perf_counter() - begun - LOOK_S)
+        cost.late_s.append(late_s)
+        cost.own_s.append(min(late_s, time.thread_time() - cpu))
         cost.in_flight.append(workflow.in_flight)
 
 
