@@ -31,6 +31,7 @@ from areal_async.messages import (
     ProbeResult,
     Publish,
     Published,
+    SendWeights,
 )
 from areal_async.rollout.types import SwapFailed, SwapTimes
 from areal_async.rollout.vllm_http import VllmClient
@@ -361,6 +362,26 @@ async def test_what_rank_0_cant_send_is_named(world: World) -> None:
     outcomes = await world.swap(9)
     assert usable(outcomes) == [False]
     assert "version 9 can't be sent: it isn't published here (but: none)" in str(outcomes[0])
+
+
+async def test_an_unclear_broadcast_means_a_new_communicator(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The servers have said that they have everything, so they go on; what rank 0 thinks of it isn't known."""
+    one = await world.server("0")
+    await world.publish(1)
+    ask = world.swaps._ask
+
+    async def unheard(message: AnyWire, id: str, deadline_s: float) -> object:
+        answer = await ask(message, id, deadline_s)
+        if isinstance(message, SendWeights):
+            raise WireError("trainer.0 did not answer")
+        return answer
+
+    monkeypatch.setattr(world.swaps, "_ask", unheard)
+    assert usable(await world.swap(1)) == []
+    assert (one.label, one.paused) == ("1", False)
+    monkeypatch.undo()
+    assert usable(await world.swap(1)) == []
+    assert one.calls == (FORMING + SWAPPING) * 2
 
 
 async def test_one_that_cant_join_leaves_the_others_to_be_restarted(world: World) -> None:
