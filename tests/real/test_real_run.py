@@ -28,10 +28,14 @@ Start = Callable[..., Program]
 GONE_S = 10.0  # after the controller's death nothing of it may live longer
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_server_and_trainer_agree(quickstart: Quickstart, temperature: float) -> None:
+@pytest.mark.parametrize(("temperature", "transport"), [(1.0, "shm"), (0.7, "disk")])
+async def test_server_and_trainer_agree(
+    quickstart: Quickstart, temperature: float, transport: str, tmp_path: Path
+) -> None:
     """η = 0, so every token has lag 0: the server's log-probabilities are the trainer's to 1e-4, over 10,000 tokens."""
+    folder = tmp_path / "weights"
     config = quickstart(
+        f"weights.transport={transport}", *([f"weights.folder={folder}"] if transport == "disk" else []),
         "rollout.max_staleness=0", f"rollout.temperature={temperature}", "train.steps=3", "train.batch_groups=16",
         "rollout.group_size=8", "rollout.max_concurrent=128",
     )  # fmt: skip
@@ -42,6 +46,8 @@ async def test_server_and_trainer_agree(quickstart: Quickstart, temperature: flo
     assert tokens >= 10_000
     assert largest <= 1e-4
     assert all(row.lag_max == 0 for row in result.rows)
+    assert folder.exists() == (transport == "disk")
+    assert not list(folder.glob("*")), "published weights outlived the run"
 
 
 async def test_a_trainer_that_ignores_the_temperature_is_found_out(quickstart: Quickstart) -> None:
