@@ -10,6 +10,7 @@ As a program, in another process: `python -m areal_async.testing.vllm_server --u
 
 import argparse
 import asyncio
+import socket
 import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable
@@ -158,7 +159,9 @@ class ScriptedServer:
         app.add_routes([web.post(path, self._route(handler)) for path, handler in self._posts().items()])
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.UnixSite(self._runner, self.uds).start()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self.uds)  # as vLLM does it: a file that is there already, left by a killed server, is an error
+        await web.SockSite(self._runner, listener).start()
         return self
 
     async def __aexit__(

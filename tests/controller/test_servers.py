@@ -1,6 +1,7 @@
 """What becomes of a server whose swap, health or restart fails: exactly one event tells it, and the right one."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -193,6 +194,7 @@ async def test_a_server_by_url_that_goes_is_noticed_and_taken_back(opened: Opene
         assert "could not be started again: server 0 (unix:" in event.why
         assert "has not been well for server.start_timeout_s" in event.why
         assert "rollout.urls" in event.why
+        os.unlink(bench.scripted.uds)
         async with ScriptedServer(bench.scripted.uds, vocab_size=VOCAB_SIZE, paused=True) as again:
             await bench.restart()
             assert not again.paused

@@ -250,6 +250,7 @@ async def test_an_own_server_and_one_by_url(make_config: Make, uds: str, tmp_pat
                 if row.step == 2:
                     await first.__aexit__(None, None, None)
                 if row.step >= 3 and again is None and Life(run, "1").version() < 0:
+                    os.unlink(uds)
                     again = await elsewhere().__aenter__()
                 return (
                     again is not None and bool(again.requests) and again.requests[-1].sampling_params.seed is not None
