@@ -21,7 +21,6 @@ from areal_async.messages import (
     Failed,
     Finish,
     Forget,
-    GroupRead,
     Joined,
     Lost,
     Publish,
@@ -45,6 +44,7 @@ from areal_async.messages import (
 )
 
 from . import expected
+from .answers import event_of
 from .servers import EvaluationBook, ServerBook, check_swap
 
 Key: TypeAlias = tuple[str, ...]
@@ -486,53 +486,11 @@ class World:
         self.late.append(self._event(self.pending.pop(keys[0]), 1.0))
 
     def _event(self, command: AnyCommand, outcome: float | str | None) -> AnyEvent:
-        at = self.tick()
-        match command:
-            case ReadGroup(group=group, position=position):
-                if self.prompts is not None and position >= self.prompts:
-                    return DataEnded(at=at, group=group)
-                if outcome == "refused":
-                    return Failed(at=at, of="group", id=str(group), why="too long")
-                return GroupRead(at=at, group=group, row=position, prompt_tokens=3)
-            case StartSample(sample=sample, attempt=attempt, floor=floor):
-                if outcome == "failed":
-                    return Failed(at=at, of="sample", id=sample, attempt=attempt, why="boom")
-                length = 1 + group_of(sample) % 7
-                held = [self.servers[name].holds[1] for name in self.holders(floor)] or [floor]
-                return SampleDone(
-                    at=at,
-                    sample=sample,
-                    attempt=attempt,
-                    oldest=self.oldest.get((sample, attempt), min(held)),
-                    newest=max(held),
-                    prompt_tokens=3,
-                    length=length,
-                    loss_tokens=length,
-                    finish="stop" if (group_of(sample) + 2 * int(sample.partition(".")[2])) % 3 else "length",
-                    reward=1.0 if outcome == "given" else None,
-                )
-            case Score(sample=sample, attempt=attempt):
-                reward = outcome if isinstance(outcome, float) else None
-                if outcome == "mixed":
-                    reward = float(sample.partition(".")[2]) % 2
-                return Scored(at=at, sample=sample, attempt=attempt, verdict="right", reward=reward)
-            case Train(step=step, branch=branch):
-                return StepDone(at=at, step=step, branch=branch, metrics={})
-            case Publish(version=version, branch=branch):
-                return Published(at=at, version=version, branch=branch, location=f"{branch}/{version}", nbytes=1)
-            case Swap(server=server) | Restart(server=server) if outcome == "failed":
-                if isinstance(command, Swap):
-                    return Failed(at=at, of="swap", id=server, why="busy")
-                return Lost(at=at, peer="server", id=server, why="exit code 1")
-            case Swap(server=server, version=version, branch=branch):
-                return Swapped(at=at, server=server, version=version, branch=branch, pause_s=0.0)
-            case Restart(server=server):
-                return Joined(at=at, peer="server", id=server)
-            case Evaluate(version=version, server=server):
-                if outcome == "failed":
-                    return Failed(at=at, of="evaluation", id=str(version), why="no data")
-                return EvaluationDone(at=at, version=version, server=server, score=0.5, n=8, tokens=80, seconds=1.0)
-        raise AssertionError(command)
+        versions = (0, 0)
+        if isinstance(command, StartSample):
+            held = [self.servers[name].holds[1] for name in self.holders(command.floor)] or [command.floor]
+            versions = self.oldest.get((command.sample, command.attempt), min(held)), max(held)
+        return event_of(command, outcome, at=self.tick(), prompts=self.prompts, versions=versions)
 
     def _note(self, event: AnyEvent) -> None:
         """The books' own view of an answer."""

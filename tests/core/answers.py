@@ -1,0 +1,81 @@
+"""What answers a command: the event that says it was done, or that it failed.
+
+What always holds: a function of the command and what it is given; nothing is remembered here.
+"""
+
+from areal_async.messages import (
+    AnyCommand,
+    AnyEvent,
+    DataEnded,
+    Evaluate,
+    EvaluationDone,
+    Failed,
+    GroupRead,
+    Joined,
+    Lost,
+    Publish,
+    Published,
+    ReadGroup,
+    Restart,
+    SampleDone,
+    Score,
+    Scored,
+    StartSample,
+    StepDone,
+    Swap,
+    Swapped,
+    Train,
+    group_of,
+)
+
+
+def event_of(
+    command: AnyCommand, outcome: float | str | None, *, at: float, prompts: int | None, versions: tuple[int, int]
+) -> AnyEvent:
+    """outcome: see `World.answer`. prompts: how many there are, None for no end. versions: of a sample's oldest and
+    newest token."""
+    match command:
+        case ReadGroup(group=group, position=position):
+            if prompts is not None and position >= prompts:
+                return DataEnded(at=at, group=group)
+            if outcome == "refused":
+                return Failed(at=at, of="group", id=str(group), why="too long")
+            return GroupRead(at=at, group=group, row=position, prompt_tokens=3)
+        case StartSample(sample=sample, attempt=attempt):
+            if outcome == "failed":
+                return Failed(at=at, of="sample", id=sample, attempt=attempt, why="boom")
+            length = 1 + group_of(sample) % 7
+            return SampleDone(
+                at=at,
+                sample=sample,
+                attempt=attempt,
+                oldest=versions[0],
+                newest=versions[1],
+                prompt_tokens=3,
+                length=length,
+                loss_tokens=length,
+                finish="stop" if (group_of(sample) + 2 * int(sample.partition(".")[2])) % 3 else "length",
+                reward=1.0 if outcome == "given" else None,
+            )
+        case Score(sample=sample, attempt=attempt):
+            reward = outcome if isinstance(outcome, float) else None
+            if outcome == "mixed":
+                reward = float(sample.partition(".")[2]) % 2
+            return Scored(at=at, sample=sample, attempt=attempt, verdict="right", reward=reward)
+        case Train(step=step, branch=branch):
+            return StepDone(at=at, step=step, branch=branch, metrics={})
+        case Publish(version=version, branch=branch):
+            return Published(at=at, version=version, branch=branch, location=f"{branch}/{version}", nbytes=1)
+        case Swap(server=server) | Restart(server=server) if outcome == "failed":
+            if isinstance(command, Swap):
+                return Failed(at=at, of="swap", id=server, why="busy")
+            return Lost(at=at, peer="server", id=server, why="exit code 1")
+        case Swap(server=server, version=version, branch=branch):
+            return Swapped(at=at, server=server, version=version, branch=branch, pause_s=0.0)
+        case Restart(server=server):
+            return Joined(at=at, peer="server", id=server)
+        case Evaluate(version=version, server=server):
+            if outcome == "failed":
+                return Failed(at=at, of="evaluation", id=str(version), why="no data")
+            return EvaluationDone(at=at, version=version, server=server, score=0.5, n=8, tokens=80, seconds=1.0)
+    raise AssertionError(command)
