@@ -79,7 +79,7 @@ class AnyOrder(RuleBasedStateMachine):
             max_failures=10_000,
             servers=servers,
             wave=min(wave, servers),
-            max_restarts=LOSSES,
+            max_restarts=10_000,
             when_older=self.policy,
             requeue=bool(seed % 2),
             **(filters if size > 1 else {}),
