@@ -215,6 +215,8 @@ class _Growing:
 
     def token_ids(self) -> list[int]:
         """What the model is to go on after."""
+        if not self._pieces:
+            return self._prompt
         return [*self._prompt, *(token for piece in self._pieces for token in piece.token_ids.tolist())]
 
     def rest(self, seed: int) -> Sampling:
