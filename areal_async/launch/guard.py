@@ -208,19 +208,24 @@ def _shared_files(pids: list[int]) -> set[str]:
     tree = {*pids, os.getpid()}
     others = (int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) not in tree)
     theirs.difference_update(*map(_mapped, others))
+    device = os.stat(SHM_FOLDER).st_dev
     with os.scandir(SHM_FOLDER) as entries:
-        return {entry.name for entry in entries if entry.name.startswith(SHM_FOREIGN) and entry.inode() in theirs}
+        ours = {entry.name: (device, entry.inode()) for entry in entries if entry.name.startswith(SHM_FOREIGN)}
+    return {name for name, file in ours.items() if file in theirs}
 
 
-def _mapped(pid: int) -> set[int]:
-    """Inodes of files in /dev/shm that the process has mapped."""
+def _mapped(pid: int) -> set[tuple[int, int]]:
+    """Device and inode of files in /dev/shm that the process has mapped: a container's /dev/shm is another device, with
+    the same inodes."""
     folder = f" {SHM_FOLDER}/".encode()
-    inodes: set[int] = set()
+    files: set[tuple[int, int]] = set()
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
         for line in file:
             if folder in line:
-                inodes.add(int(line.split(maxsplit=5)[4]))
-    return inodes
+                device, inode = line.split(maxsplit=5)[3:5]
+                major, minor = (int(part, 16) for part in device.split(b":"))
+                files.add((os.makedev(major, minor), int(inode)))
+    return files
 
 
 def _remove_shared_files(names: set[str], prefix: str) -> None:
