@@ -125,8 +125,6 @@ def _folders(config: Config) -> Iterator[Finding]:
         path = url.removeprefix("unix:")
         if path != url and not Path(path).is_socket():
             yield f"rollout.urls[{number}]", f"no such socket: {path}; start that server first (docs/servers.md)"
-        if url in config.rollout.urls[:number]:
-            yield f"rollout.urls[{number}]", f"{url} is named twice; each server loads its own weights, name it once"
     folder = Path(tempfile.gettempdir() if config.runtime_dir is None else config.runtime_dir).absolute()
     room = SOCKET_PATH_BYTES - SOCKET_NAME_BYTES
     if len(os.fsencode(folder)) > room:

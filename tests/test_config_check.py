@@ -345,12 +345,6 @@ def test_a_server_whose_socket_is_not_there(project):
         ]
 
 
-def test_a_server_named_twice(project):
-    assert found("rollout.urls=[http://a:1, http://b:1, http://a:1]") == [
-        "command line: rollout.urls[2]: http://a:1 is named twice; each server loads its own weights, name it once"
-    ]
-
-
 def test_a_prompt_that_the_template_refuses_and_one_of_another_tokenizer(project):
     write_rows([{"prompt": "1", "answer": 1}, {"prompt": [{"role": "user", "content": "x"}], "answer": 1}])
     assert found() == [
