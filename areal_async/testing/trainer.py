@@ -24,15 +24,21 @@ from areal_async.messages import (
     AnyWire,
     Goodbye,
     Hello,
+    JoinServers,
+    LeaveServers,
     ModelSaved,
     Probe,
     ProbeResult,
     Publish,
     Published,
     SaveModel,
+    SendWeights,
+    ServersJoined,
+    ServersLeft,
     StepDone,
     Train,
     TrainerSpec,
+    WeightsSent,
 )
 from areal_async.testing.vllm_server import drawn_logprob, drawn_token
 from areal_async.wire.dealer import Dealer, Request
@@ -81,6 +87,12 @@ class ScriptedRank:
                 return self._publish(publish), []
             case Probe() as probe:
                 return ProbeResult(id=probe.id, version=self._version), [logprobs_of(request.arrays[0], self._version)]
+            case JoinServers():
+                return ServersJoined(seconds=0.0), []
+            case SendWeights(version=version):
+                return WeightsSent(version=version, seconds=0.0), []
+            case LeaveServers():
+                return ServersLeft(), []
             case SaveModel(path=path):
                 Path(path).mkdir(parents=True, exist_ok=True)
                 (Path(path) / "version").write_text(str(self._version))
@@ -109,6 +121,9 @@ class ScriptedRank:
         return StepDone(at=0.0, step=train.step, branch=train.branch, metrics=metrics)
 
     def _publish(self, publish: Publish) -> Published:
+        if self._spec.transport == "nccl":
+            there = f"nccl:{publish.version}"
+            return Published(at=0.0, version=publish.version, branch=publish.branch, location=there, nbytes=0)
         location = Path(f"/dev/shm/{self._spec.shm_prefix}-v{publish.version}.safetensors")
         if self.rank == 0:
             for version in publish.free:

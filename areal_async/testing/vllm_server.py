@@ -175,6 +175,7 @@ class ScriptedServer:
             "/is_paused": self._is_paused,
             "/weight_info": self._weight_info,
             "/server_info": self._server_info,
+            "/get_world_size": self._world_size,
         }
         return routes | development if self.dev_mode else routes
 
@@ -186,6 +187,7 @@ class ScriptedServer:
         development: dict[str, Handler] = {
             "/abort_requests": self._abort,
             "/init_weight_transfer_engine": self._ok,
+            "/shutdown_weight_transfer_engine": self._ok,
             "/pause": self._pause,
             "/start_weight_update": self._start,
             "/update_weights": self._update,
@@ -248,7 +250,8 @@ class ScriptedServer:
 
     async def _update(self, request: web.Request) -> web.Response:
         body = await request.json()
-        if not self._updating or "path" not in body["update_info"]:
+        wanted = "names" if self.backend == "nccl" else "path"
+        if not self._updating or wanted not in body["update_info"]:
             return web.json_response({"error": "start_weight_update must be called before"}, status=500)
         return web.json_response({})
 
@@ -274,6 +277,9 @@ class ScriptedServer:
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "scripted", "max_model_len": self.max_model_len}]})
+
+    async def _world_size(self, request: web.Request) -> web.Response:
+        return web.json_response({"world_size": 1})
 
     async def _server_info(self, request: web.Request) -> web.Response:
         model = {

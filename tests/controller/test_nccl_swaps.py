@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,25 +17,34 @@ import torch
 from aiohttp import web
 from torch import Tensor
 
-from areal_async.controller import nccl_swaps
+from areal_async import config_machines
+from areal_async.config import Config
+from areal_async.controller import Controller, RunResult, nccl_swaps
 from areal_async.controller.nccl_swaps import NcclSwaps
 from areal_async.engines.deepspeed.nccl import Transfer
 from areal_async.errors import WireError
+from areal_async.log.reader import read_records
 from areal_async.messages import (
     PROTOCOL,
     AnyWire,
+    Failed,
     Goodbye,
     Hello,
+    Joined,
+    Lost,
     ParameterInfo,
     Probe,
     ProbeResult,
     Publish,
     Published,
+    Restart,
     SendWeights,
+    Swapped,
 )
 from areal_async.rollout.types import SwapFailed, SwapTimes
 from areal_async.rollout.vllm_http import VllmClient
-from areal_async.testing.vllm_server import ScriptedServer, Slow, Stall, Status
+from areal_async.testing.recipes import scripted
+from areal_async.testing.vllm_server import Order, ScriptedServer, Slow, Stall, Status
 from areal_async.wire.dealer import Dealer, Request
 from areal_async.wire.router import Router
 
@@ -459,3 +468,49 @@ async def test_a_run_that_ends_in_the_middle_leaves_nothing(world: World) -> Non
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
     assert world.standing == 0
+
+
+# ------------------------------------------------------------------------------------------------------- in whole runs
+
+
+def nccl_run(make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Config:
+    monkeypatch.setattr(config_machines, "gpus_here", lambda: ("0", "1", "2"))
+    return make_config(
+        "rollout.servers=2", "weights.wave=2", "weights.transport=nccl", "weights.nccl_address=127.0.0.1:29600",
+        "server.max_restarts=2", *overrides,
+    )  # fmt: skip
+
+
+def happened(result: RunResult, *kinds: type) -> list[Any]:
+    return [record.message for record in read_records(result.folder / "log") if isinstance(record.message, kinds)]
+
+
+async def test_a_run_over_nccl(make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = nccl_run(make_config, monkeypatch)
+    async with Controller(config, recipes=scripted()) as run:
+        result = await run.run()
+    assert result.steps == 4
+    assert {event.location for event in happened(result, Published)} >= {"nccl:0", "nccl:1"}
+    assert {event.server for event in happened(result, Swapped) if event.version >= 1} == {"0", "1"}
+    assert happened(result, Failed, Lost) == []
+
+
+async def test_a_run_in_which_a_server_fails_in_the_middle_of_a_swap(
+    make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is lost, started again, and swaps again together with the other; the run goes on."""
+    order = Order(path="/update_weights", fault=Status(500, "lost a GPU"), skip=1)
+    config = nccl_run(make_config, monkeypatch, "train.steps=1000")
+    async with Controller(config, recipes=scripted(orders={"server-1": [[order]]})) as run:
+        lives, first = run._parts._servers._lives, None
+        async with asyncio.timeout(40):
+            async for _ in run.steps():
+                first = first or lives.get("1")
+                if (now := lives.get("1")) is not None and now is not first and now.probed:
+                    run.stop()
+        result = run.result()
+    assert [(event.peer, event.id) for event in happened(result, Lost)] == [("server", "1")]
+    assert "lost a GPU" in happened(result, Lost)[0].why
+    assert [command.server for command in happened(result, Restart)] == ["1"]
+    assert len([event for event in happened(result, Joined) if event.id == "1"]) == 2
+    assert "1" in {event.server for event in happened(result, Swapped)}
