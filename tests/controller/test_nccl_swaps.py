@@ -502,11 +502,12 @@ async def test_a_run_in_which_a_server_fails_in_the_middle_of_a_swap(
     order = Order(path="/update_weights", fault=Status(500, "lost a GPU"), skip=1)
     config = nccl_run(make_config, monkeypatch, "train.steps=1000")
     async with Controller(config, recipes=scripted(orders={"server-1": [[order]]})) as run:
-        lives, first = run._parts._servers._lives, None
+        first = None
         async with asyncio.timeout(40):
             async for _ in run.steps():
-                first = first or lives.get("1")
-                if (now := lives.get("1")) is not None and now is not first and now.probed:
+                now = run._parts._servers._lives.get("1")
+                first = first or now
+                if now is not None and now is not first and now.probed:
                     run.stop()
         result = run.result()
     assert [(event.peer, event.id) for event in happened(result, Lost)] == [("server", "1")]
