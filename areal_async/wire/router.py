@@ -336,5 +336,6 @@ class Router:
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
-            raise WireError(f"the controller can't listen at {address}: {error}") from None
+            hint = "; name an address of this host (its number), or 0.0.0.0" if address.startswith("tcp") else ""
+            raise WireError(f"the controller can't listen at {address}: {error}{hint}") from None
         return socket.getsockopt_string(zmq.LAST_ENDPOINT)

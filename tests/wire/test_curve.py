@@ -126,6 +126,16 @@ def test_a_key_that_is_none(hello: Hellos) -> None:
         pass
 
 
+@pytest.mark.parametrize("listen", ["tcp://no-such-host:1", "tcp://192.0.2.1:1"])
+def test_an_address_that_isnt_ours(run: Run, address: str, listen: str) -> None:
+    async def scenario() -> None:
+        with pytest.raises(WireError, match=rf"can't listen at {listen}: .*; name an address of this host"):
+            async with Router(address, SECRET, Seen().on_joined, Seen().on_lost, listen):
+                pass
+
+    run(scenario())
+
+
 def test_the_secret_key_is_not_shown() -> None:
     keys = curve.new_keys()
     assert keys.secret not in repr(keys)
