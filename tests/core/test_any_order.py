@@ -183,7 +183,7 @@ class AnyOrderDrop(AnyOrder):
     policy = "drop"
 
 
-ORDERS = settings(max_examples=100, stateful_step_count=60, deadline=None, derandomize=True)
+ORDERS = settings(max_examples=60, stateful_step_count=60, deadline=None, derandomize=True)
 
 TestWait = AnyOrder.TestCase
 TestWait.settings = ORDERS

@@ -207,6 +207,15 @@ def everybody_waits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admission, "batches_wait", lambda _rules: True)
 
 
+def late_deadlines_come_first(patch: pytest.MonkeyPatch) -> None:
+    def choose(self: Ledger) -> list[Group]:
+        ready = [group for last in sorted(self._ready, reverse=True) for group in self._ready[last].values()]
+        count = self.rules.batch_groups
+        return sorted(ready[:count], key=lambda group: group.id) if len(ready) >= count else []
+
+    patch.setattr(Ledger, "choose_batch", choose)
+
+
 def cut_answers_are_trained(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(shaping, "masked", lambda _done, _rules: False)
 
@@ -263,6 +272,8 @@ def the_bounds_of_success_are_not_allowed(patch: pytest.MonkeyPatch) -> None:
         (the_mask_is_a_version_too_high, MASK),
         (everybody_waits, TRAIN),
         (everybody_waits, MASK),
+        (late_deadlines_come_first, TRAIN),
+        (late_deadlines_come_first, DROP),
         (cut_answers_are_trained, CUT),
         (cut_answers_are_never_forgotten, CUT),
         (the_divisor_counts_tokens_whatever_is_asked, CUT),

@@ -77,12 +77,14 @@ def make_rules(**changes: object) -> Rules:
 
 @dataclass
 class GroupBook:
-    """What the world has seen of a group. outcomes: of members: a reward, None (no reward), or "failed"."""
+    """What the world has seen of a group. outcomes: of members: a reward, None (no reward), or "failed". ready: the
+    step that came next when it got ready."""
 
     position: int
     outcomes: dict[int, float | str | None] = field(default_factory=dict)
     fate: str = "open"
     floor: int | None = None
+    ready: int = 0
 
 
 class World:
@@ -243,6 +245,8 @@ class World:
         self._fates[self.groups[number].fate] -= 1
         self._fates[fate] += 1
         self.groups[number].fate = fate
+        if fate == "ready":
+            self.groups[number].ready = self.first + self.fates("handed") // self.rules.batch_groups
         if fate not in ("open", "ready", "handed"):
             self._left.append(number)
 
@@ -411,6 +415,7 @@ class World:
         else:
             hold(all(self.groups[number].fate == "ready" for number in command.groups), "trains what isn't ready")
             self.history.append(command)
+            self._check_turn(command)
         self.formed[command.step] = command
         for number in command.groups:
             self._settle_fate(number, "handed")
@@ -424,6 +429,15 @@ class World:
         if rules.when_older == "drop" and before is None:
             self._drop(command.step + 1)
         self.pending["train", str(command.step)] = command
+
+    def _check_turn(self, command: Train) -> None:
+        """The earliest deadlines come first, then the earliest admissions; so no ready group is passed by for long."""
+        ready = {n: book.floor or 0 for n, book in self.groups.items() if book.fate == "ready"}
+        first = sorted(ready, key=lambda number: (ready[number], number))[: len(command.groups)]
+        hold(sorted(first) == list(command.groups), f"trains {command.groups}, but it is the turn of {first}")
+        for number in first:
+            latest = max(self.groups[number].ready, ready[number] + self.rules.max_staleness + 1)
+            hold(command.step <= latest + self.rules.max_staleness, f"group {number} was ready for {latest}")
 
     def _check_age(self, command: Train) -> None:
         """What `when_older` promises."""
