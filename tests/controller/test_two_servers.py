@@ -191,6 +191,15 @@ async def test_servers_that_answer_500_end_the_run_with_that_error(
                 await run.run()
 
 
+async def test_a_server_of_another_model_ends_the_run_if_it_is_the_only_one(make_config: Make) -> None:
+    reason = "model.layers.3 has another shape. Nothing was loaded. Start server and trainer from the same model"
+    other = [[Order("/init_weight_transfer_engine", Status(500, reason))]]
+    async with asyncio.timeout(30):
+        with pytest.raises(RunFailed, match=r"model\.layers\.3 has another shape"):
+            async with Controller(make_config(), recipes=scripted(orders={"server-0": other})) as run:
+                await run.run()
+
+
 @pytest.mark.slow
 async def test_a_server_that_never_comes_back_is_left_alone(make_config: Make, tmp_path: Path) -> None:
     config = make_config(*LONG, "rollout.servers=2", "server.max_restarts=1")
