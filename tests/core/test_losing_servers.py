@@ -56,6 +56,7 @@ class LosingServers(RuleBasedStateMachine):
         every=st.integers(0, 3),
         prompts=st.one_of(st.none(), st.integers(1, 20)),
         seed=st.integers(0, 99),
+        answered=st.integers(0, 120),
     )
     def begin(
         self,
@@ -68,6 +69,7 @@ class LosingServers(RuleBasedStateMachine):
         every: int,
         prompts: int | None,
         seed: int,
+        answered: int,
     ) -> None:
         rules = make_rules(
             seed=seed,
@@ -87,6 +89,8 @@ class LosingServers(RuleBasedStateMachine):
         self.world = World(rules, servers=servers, prompts=prompts)
         self.seed = seed
         self.world.start()
+        if answered > 20:
+            self.go_on(count=answered, newest=False, but="evaluate")
 
     def _running(self) -> bool:
         return self.world.end is None
@@ -98,10 +102,10 @@ class LosingServers(RuleBasedStateMachine):
         self.world.answer(keys[which % len(keys)], outcome)
 
     @precondition(lambda self: self._running() and self.world.pending)
-    @rule(count=st.integers(1, 25), newest=st.booleans())
-    def go_on(self, count: int, newest: bool) -> None:
+    @rule(count=st.integers(1, 40), newest=st.booleans(), but=st.sampled_from(["", "evaluate", "evaluate", "swap"]))
+    def go_on(self, count: int, newest: bool, but: str) -> None:
         for _ in range(count):
-            keys = [key for key in self.world.pending if self.world.can_be_done(key)]
+            keys = [key for key in self.world.pending if self.world.can_be_done(key) and key[0] != but]
             if self.world.end is None and keys:
                 self.world.answer(keys[-1 if newest else 0])
 
@@ -112,16 +116,16 @@ class LosingServers(RuleBasedStateMachine):
         if names:
             self.world.lose(names[which % len(names)])
 
-    @precondition(_running)
-    @rule(
-        kind=st.sampled_from(["swap", "evaluate", "restart", "sample"]),
-        which=st.integers(0, 2),
-        outcome=st.sampled_from(["failed", "failed", 1.0]),
-    )
-    def one_of_a_kind(self, kind: str, which: int, outcome: float | str) -> None:
-        keys = self.world.find(kind)
-        if keys:
-            self.world.answer(keys[which % len(keys)], outcome)
+    @precondition(lambda self: self._running() and (self.world.find("swap") or self.world.find("restart")))
+    @rule(which=st.integers(0, 2), outcome=st.sampled_from(["failed", "failed", 1.0]))
+    def a_swap_or_restart_ends(self, which: int, outcome: float | str) -> None:
+        keys = [*self.world.find("restart"), *self.world.find("swap")]
+        self.world.answer(keys[which % len(keys)], outcome)
+
+    @precondition(lambda self: self._running() and self.world.find("evaluate"))
+    @rule(outcome=st.sampled_from(["failed", "failed", 1.0]))
+    def an_evaluation_ends(self, outcome: float | str) -> None:
+        self.world.answer(self.world.find("evaluate")[0], outcome)
 
     @precondition(lambda self: self._running() and self.world.core.next_wakeup() is not None)
     @rule()
