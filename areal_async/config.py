@@ -288,7 +288,8 @@ class TrainConfig(Section, frozen=True, kw_only=True):
         Truncated,
         Meta(
             description="Answers cut at the token limit. train: like any other; mask: their reward counts in the "
-            "their tokens aren't trained; penalize: `reward.truncated_penalty` is taken from their reward."
+            "baseline of their group, their tokens aren't trained; penalize: `reward.truncated_penalty` is taken from "
+            "their reward."
         ),
     ] = "train"
     kl_coef: Annotated[float, Meta(ge=0, description="β of the distance to a reference model; 0: none is loaded.")] = (

@@ -14,9 +14,11 @@ POLICIES: tuple[WhenOlder, ...] = get_args(WhenOlder)
 
 
 def answer(world: World, *numbers: int) -> None:
-    """The groups of one sample each are read, generated and scored."""
+    """These groups are read, generated and scored."""
     for number in numbers:
-        for key in (("read", str(number)), ("sample", f"{number}.0", "0"), ("score", f"{number}.0", "0")):
+        names = [f"{number}.{member}" for member in range(world.rules.group_size)]
+        rest = [(kind, name, "0") for kind in ("sample", "score") for name in names]
+        for key in (("read", str(number)), *rest):
             if key in world.pending:
                 world.answer(key)
 
@@ -108,8 +110,10 @@ def test_a_group_that_is_dropped_gives_its_place_back_in_the_same_moment() -> No
 
 
 def test_a_ready_group_is_dropped_too_and_leaves_memory() -> None:
-    """B = 1, η = 2. Groups 1 and 2 get ready while step 1 trains; step 2 is the last one for both."""
-    world = World(make_rules(when_older="drop", batch_groups=1, max_staleness=2, steps=9)).start()
+    """B = 1, η = 2. Groups 1 and 2 get ready while step 1 trains; step 2 is the last one for both. Member 2.2 was cut
+    and isn't to be trained, 2.0 and 2.1 are."""
+    cut = {"group_size": 3, "truncated": "mask"}
+    world = World(make_rules(when_older="drop", batch_groups=1, max_staleness=2, steps=9, **cut)).start()
     world.settle("publish", "swap")
     answer(world, 0)
     next_version(world)
@@ -118,8 +122,8 @@ def test_a_ready_group_is_dropped_too_and_leaves_memory() -> None:
     next_version(world)
     assert world.history[-1].groups == (1,)
     assert world.fates("stale") == 1
-    assert "2.0" in world.done
-    assert Forget(samples=("2.0",)) in world.commands
+    assert (world.core.balance()["samples_stale"], world.done["2.2"].finish) == (2, "length")
+    assert Forget(samples=("2.0", "2.1", "2.2")) in world.commands
     assert isinstance(world.run_out(), Finish)
 
 
