@@ -16,7 +16,7 @@ help:
 	@echo "make test-fast    the tests that need no vLLM and no DeepSpeed (under a minute)"
 	@echo "make lint         ruff, mypy --strict, import-linter"
 	@echo "make docs         draw the generated pages of docs/ again"
-	@echo "make bench        the benchmarks of tools/bench"
+	@echo "make bench        the benchmarks and experiments, and docs/performance.md"
 
 env: $(INSTALLED)
 
@@ -53,7 +53,7 @@ docs: env
 	$(BIN)/python tools/draw_metrics.py
 
 bench: env
-	for bench in tools/bench/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+	PYTHON=$(BIN)/python tools/bench/all.sh
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -72,7 +72,14 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return f"{number(self.measured)}{self._unit()}"
 
     def verdict(self) -> str:
-        return "met" if not self.missed_by else f"missed by {self.missed_by:.0%}"
+        if not self.missed_by:
+            return "met"
+        if not self.unit:  # a count
+            return f"missed by {number(abs(self.measured - self.limit))}"
+        return f"missed by {self.missed_by:.0%}" if self.missed_by < 1 else f"missed: {self.times():.1f} × the limit"
+
+    def times(self) -> float:
+        return self.measured / self.limit if self.at_least is None else self.limit / self.measured
 
     def _unit(self) -> str:
         return f" {self.unit}" if self.unit and self.unit not in "×%" else self.unit
