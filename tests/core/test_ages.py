@@ -8,6 +8,7 @@ from areal_async.core.trainer import Trainer
 from areal_async.errors import IllegalTransition
 from areal_async.messages import Cancel, Finish, Forget, ReadGroup, Train, WhenOlder
 
+from . import promises
 from .world import World, make_rules
 
 POLICIES: tuple[WhenOlder, ...] = get_args(WhenOlder)
@@ -76,7 +77,7 @@ def test_a_token_over_the_bound_is_seen_before_it_is_trained(
     monkeypatch.setattr("areal_async.core.admission.batches_wait", lambda _rules: False)
     monkeypatch.setattr("areal_async.core.admission.groups_are_dropped", lambda _rules: False)
     monkeypatch.setattr("areal_async.core.admission.mask_below", lambda _step, _rules: 0)
-    monkeypatch.setattr(World, "_check_age", lambda *_: None)
+    monkeypatch.setattr(promises, "age", lambda *_: [])
     monkeypatch.setattr(World, "_drop", lambda *_: None)
     monkeypatch.setattr(World, "_check_going_on", lambda *_: None)
     world = at_step_4(policy)

@@ -43,7 +43,7 @@ from areal_async.messages import (
     sample_id,
 )
 
-from . import expected
+from . import expected, promises
 from .answers import event_of
 from .servers import EvaluationBook, ServerBook, check_swap
 
@@ -419,13 +419,14 @@ class World:
         self.formed[command.step] = command
         for number in command.groups:
             self._settle_fate(number, "handed")
-        self._check_age(command)
         members = [sample_id(number, member) for number in command.groups for member in self._trained(number)]
         hold([sample.sample for sample in command.samples] == members, f"trains {command.samples}, not {members}")
         for sample in command.samples:
             hold(sample.attempt == self.done[sample.sample].attempt, "trains an attempt that isn't the finished one")
             hold(sample.sample in self._kept or before is not None, f"{sample.sample} is in memory no longer")
-        self._check_split(command)
+        floors = {name: self.groups[group_of(name)].floor or 0 for name in members}
+        broken = [*promises.age(command, self.done, floors, rules), *promises.split(command, self.done, rules)]
+        hold(not broken, "; ".join(broken))
         if rules.when_older == "drop" and before is None:
             self._drop(command.step + 1)
         self.pending["train", str(command.step)] = command
@@ -438,17 +439,6 @@ class World:
         for number in first:
             latest = max(self.groups[number].ready, ready[number] + self.rules.max_staleness + 1)
             hold(command.step <= latest + self.rules.max_staleness, f"group {number} was ready for {latest}")
-
-    def _check_age(self, command: Train) -> None:
-        """What `when_older` promises."""
-        policy, bound = self.rules.when_older, self.rules.max_staleness
-        below = max(command.step - bound, 0) if policy == "mask" else 0
-        hold(command.mask_below == below, f"step {command.step} masks below {command.mask_below}, not {below}")
-        for sample in command.samples:
-            oldest = self.done[sample.sample].oldest
-            lag = command.step - oldest
-            hold(lag <= bound or policy in ("mask", "train"), f"{sample.sample} is trained with lag {lag}")
-            hold(oldest >= (self.groups[group_of(sample.sample)].floor or 0), f"{sample.sample} is below its floor")
 
     def _drop(self, step: int) -> None:
         """Groups that can't be trained in `step` or later without a token over the bound."""
@@ -471,17 +461,6 @@ class World:
 
     def _trained(self, number: int) -> list[int]:
         return expected.trained(self.rules, self.groups[number].outcomes, self._answers(number))
-
-    def _check_split(self, command: Train) -> None:
-        seen: list[int] = []
-        for part in command.minibatches:
-            hold(len(part.ranks) == self.rules.ranks, "a rank is left out")
-            hold(len({len(rank) for rank in part.ranks}) == 1, "ranks differ in their number of passes")
-            indices = [index for rank in part.ranks for micro in rank for index in micro]
-            answers = [self.done[command.samples[index].sample] for index in indices]
-            hold(part.divisor == expected.divisor(self.rules, answers), "divisor")
-            seen += indices
-        hold(sorted(seen) == list(range(len(command.samples))), "a sample is trained twice or not at all")
 
     def _publish(self, command: Publish) -> None:
         hold(command.version == self.trained and command.branch == self.branch, "publishes what isn't there")
