@@ -83,8 +83,8 @@ def draw(runs: dict[str, list[Rows]]) -> None:
         versions = [version for version, _ in points[0]]
         scores = list(zip(*([score for _, score in each] for each in points), strict=False))
         means = [fmean(values) for values in scores]
-        below = [mean - min(values) for mean, values in zip(means, scores, strict=True)]
-        above = [max(values) - mean for mean, values in zip(means, scores, strict=True)]
+        below = [max(0.0, mean - min(values)) for mean, values in zip(means, scores, strict=True)]
+        above = [max(0.0, max(values) - mean) for mean, values in zip(means, scores, strict=True)]
         shown = versions[: len(scores)]
         evaluation.errorbar(shown, means, yerr=[below, above], color=colour, marker="o", capsize=3)
     reward.set(xlabel="step", ylabel=f"training reward, mean of {WINDOW} steps")
