@@ -19,7 +19,7 @@ from areal_async.rollout.vllm_http import VllmClient
 pytestmark = pytest.mark.slow
 
 Quickstart = Callable[..., Config]
-LIMIT_S = 300.0  # on two free cores it takes about 100 s
+LIMIT_S = 150.0  # about 80 s on two free cores
 STATES = ("trained", "filtered", "stale", "failed", "cancelled", "outstanding", "training")
 
 
@@ -50,12 +50,14 @@ async def test_a_server_killed_in_the_middle_of_answers(
         "rollout.servers=2", "server.cores='0|1'", "train.cores=null", "train.steps=1000", "rollout.retries=0"
     )
     async with asyncio.timeout(LIMIT_S), Controller(config) as run:
-        killed, died, back_at = False, False, 0
+        killing: asyncio.Task[None] | None = None
+        died, back_at = False, 0
         async for row in run.steps():
             servers = run._parts._servers
-            killed = killed or (row.step > 0 and _kill(servers._lives["1"]))
+            if killing is None and "1" in servers._lives:
+                killing = asyncio.create_task(_kill_in_the_middle(servers._lives["1"]))
             live = servers.fleet._live.get("1")
-            died = died or (killed and live is None)
+            died = died or (killing is not None and live is None)
             back_at = back_at or (row.step if died and live is not None and live.version > 1 else 0)
             if back_at and row.step > back_at + 2:
                 run.stop()
@@ -78,13 +80,11 @@ async def test_a_server_killed_in_the_middle_of_answers(
     assert next(e for e in after if isinstance(e, Swapped) and e.server == "1").version == told.version
 
 
-def _kill(life: Any) -> bool:
-    """Kill the server's process if it is in the middle of two answers or more."""
-    running = [answer for answer, _ in life.client._running.values()]
-    if sum(answer.length >= 16 for answer in running) < 2:
-        return False
+async def _kill_in_the_middle(life: Any) -> None:
+    """Kill the server's process once it is in the middle of several answers."""
+    while sum(answer.length >= 16 for answer, _ in life.client._running.values()) < 4:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
     os.kill(life.child.pid, signal.SIGKILL)
-    return True
 
 
 def _continued(result: RunResult, events: list[Any], book: Book) -> list[str]:
@@ -101,7 +101,7 @@ def _continued(result: RunResult, events: list[Any], book: Book) -> list[str]:
         prompt = int(np.argmax(mask))
         first, second = f"{sample}-{note.data['attempt']}-0", f"{sample}-{note.data['attempt']}-0-1"
         assert (book.asked[first][0], book.asked[second][0]) == (note.data["from"], note.data["to"]) == ("1", "0")
-        assert kept >= 16
+        assert kept >= 1
         assert book.asked[first][1] == token_ids[:prompt].tolist()
         assert book.asked[second][1] == token_ids[: prompt + kept].tolist()
         assert len(token_ids) == len(mask) == len(logprobs) == len(versions)
