@@ -199,7 +199,6 @@ class Rollouts:
         )
         self._take(_done(command, kept, self._now()), payload)
 
-
     def _note(self, what: str, data: dict[str, str | int]) -> None:
         inferred = data["inferred"]
         assert isinstance(inferred, int)
