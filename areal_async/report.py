@@ -170,12 +170,13 @@ def summary(result: RunResult, console: Console) -> None:
 
 
 def price_of_age(rows: Sequence[StepRow]) -> str:
-    """What the bound on age has cost: waiting, and whatever `rollout.when_older` says besides."""
+    """What the bound on age has cost: waiting, and whatever `rollout.when_older` says besides. The wait before the
+    first step is for the servers to start."""
     trained = sum(row.tokens_trained for row in rows)
     masked = sum(row.tokens_masked for row in rows)
     older = sum(row.tokens_older for row in rows)
     dropped, lost = sum(row.samples_stale for row in rows), sum(row.tokens_stale for row in rows)
-    words = [f"the trainer stood idle for {sum(row.trainer_wait_s for row in rows):.0f} s before steps"]
+    words = [f"after the first step the trainer stood idle for {sum(row.trainer_wait_s for row in rows[1:]):.1f} s"]
     if older:
         words.append(f"{older / max(trained, 1):.1%} of the trained tokens were older than η")
     if masked:

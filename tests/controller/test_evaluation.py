@@ -337,7 +337,7 @@ def on_the_terminal(result: RunResult) -> None:
         f"score 0.000 → 0.000 (versions {first} and 6), best 0.000 (version {first}); pass@2 of the last one 0.000"
         in text
     )
-    assert "the trainer stood idle for" in text
+    assert f"the trainer stood idle for {sum(row.trainer_wait_s for row in result.rows[1:]):.1f} s" in text
     assert in_words(result.evaluations[-1]).startswith(
         "evaluation of version 6: score 0.000, pass@2 0.000 (12 problems × 2) in "
     )
