@@ -11,7 +11,7 @@ import random
 import time
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import alone
 import figures
@@ -26,6 +26,7 @@ TINY: Final = figures.ROOT / "configs" / "quickstart" / "model"
 BIG: Final = figures.ROOT / "configs" / "smollm2" / "model"
 SHM: Final = Path("/dev/shm")
 PROMPT_TOKENS: Final = 16
+USUAL_S: Final = 1.0
 SETTLE_S: Final = 3.0  # after the first answers have begun, and between two swaps
 
 
@@ -66,9 +67,16 @@ class Load:
         self.arrivals.append(time.perf_counter())
 
 
-async def measure(model: Path, dtype: str, at_once: int, swaps: int, context: int) -> tuple[list[float], list[float],
-                                                                                          list[SwapTimes]]:  # fmt: skip
-    """(bare loads, pauses under load, the calls under load), seconds."""
+class Measured(NamedTuple):
+    """Seconds, an entry a swap. usual: the longest time without a token just before it, for a step's length."""
+
+    bare: list[float]
+    pauses: list[float]
+    times: list[SwapTimes]
+    usual: list[float]
+
+
+async def measure(model: Path, dtype: str, at_once: int, swaps: int, context: int) -> Measured:
     shape = alone.shape(model)
     file = SHM / f"aa-bench-swap-{time.time_ns()}.safetensors"
     info = alone.weights_file(model, dtype, file)
@@ -79,7 +87,7 @@ async def measure(model: Path, dtype: str, at_once: int, swaps: int, context: in
             await client.check_weights(info)
             versions = count(1)
             bare = [await bare_load(client, info, next(versions)) for _ in range(swaps + 1)][1:]
-            pauses, times = [], []
+            pauses, times, usual = [], [], []
             load = Load(client, at_once, shape, context)
             going = asyncio.create_task(load.go())
             while not load.arrivals and not going.done():
@@ -87,6 +95,7 @@ async def measure(model: Path, dtype: str, at_once: int, swaps: int, context: in
             for _ in range(swaps):
                 await asyncio.wait({going}, timeout=SETTLE_S)
                 begun = time.perf_counter()
+                usual.append(longest_gap(load.arrivals, begun - USUAL_S, begun))
                 times.append(await client.swap(next(versions), info))
                 ended = time.perf_counter()
                 while not (load.arrivals[-1] > ended) and not going.done():
@@ -97,7 +106,7 @@ async def measure(model: Path, dtype: str, at_once: int, swaps: int, context: in
                 load.arrivals[:] = load.arrivals[-1:]
             going.cancel()
             await asyncio.wait({going})
-            return bare, pauses, times
+            return Measured(bare, pauses, times, usual)
     finally:
         file.unlink()
 
@@ -122,21 +131,22 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=32)
     options = parser.parse_args()
     report = figures.Report("swap")
-    rows, findings = [], []
+    rows, ratios = [], []
     for model in options.model or [TINY, *([BIG] if BIG.is_dir() else [])]:
         dtype = "float32" if model == TINY else "bfloat16"
         context = min(alone.shape(model).max_position_embeddings, 512)
-        bare, pauses, times = asyncio.run(measure(model, dtype, options.in_flight, options.swaps, context))
-        load_s, pause_s = alone.middle(bare), alone.middle(pauses)
-        calls = [alone.middle([getattr(time, name) for time in times]) for name in SwapTimes._fields]
+        found = asyncio.run(measure(model, dtype, options.in_flight, options.swaps, context))
+        load_s, pause_s, usual_s = alone.middle(found.bare), alone.middle(found.pauses), alone.middle(found.usual)
+        calls = [alone.middle([getattr(time, name) for time in found.times]) for name in SwapTimes._fields]
         name = model.parent.name
         after = pause_s - sum(calls)
-        rows.append((name, load_s * 1e3, pause_s * 1e3, *(call * 1e3 for call in calls), after * 1e3))
-        findings.append((name, pause_s / load_s, calls, after, pause_s))
-    columns = ("model", "bare load, ms", "pause, ms", *(f"{name.removesuffix('_s')}, ms" for name in SwapTimes._fields),
+        rows.append((name, load_s * 1e3, usual_s * 1e3, pause_s * 1e3, *(call * 1e3 for call in calls), after * 1e3))
+        ratios.append((name, pause_s / load_s, calls, after, pause_s))
+    calls_ms = [f"/{name.removesuffix('_s')}, ms" for name in SwapTimes._fields]
+    columns = ("model", "bare load, ms", "longest gap before, ms", "gap at the swap, ms", *calls_ms,
                "outside the calls, ms")  # fmt: skip
     report.table(f"A swap with {options.in_flight} answers in flight, medians of {options.swaps}", columns, rows)
-    for name, ratio, calls, after, pause_s in findings:
+    for name, ratio, calls, after, pause_s in ratios:
         shares = {
             field.removesuffix("_s"): call / pause_s for field, call in zip(SwapTimes._fields, calls, strict=True)
         }
