@@ -25,6 +25,7 @@ It must print a line for each of these, and at the end `all good` (exit code 0);
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import tempfile
 import time
@@ -37,6 +38,8 @@ import msgspec
 import numpy as np
 
 from areal_async.controller.nccl_swaps import NcclSwaps
+from areal_async.controller.starting import wait_for_start
+from areal_async.errors import ServerError
 from areal_async.launch.child import Child, ChildSpec
 from areal_async.launch.recipes import trainer_command, vllm_command
 from areal_async.messages import (
@@ -62,6 +65,7 @@ START_S = 600.0
 ASK_S = 300.0
 ANSWERS = 32
 TOKENS = 192  # an answer; it ends by nothing else
+CONTEXT = 256
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 LR = 3e-4  # large: version 1 has to be told from version 0
 
@@ -98,31 +102,35 @@ class Machine:
         spec_path.write_bytes(msgspec.json.encode(spec_of(options)))
         argv, env = vllm_command(
             uds=f"{self.folder}/server.sock", model=str(options.model), dtype=options.dtype, cores=None, kv_space_gib=1,
-            enforce_eager=True, max_model_len=512, stream_interval=8, max_num_seqs=ANSWERS, seed=1,
+            enforce_eager=True, max_model_len=CONTEXT, stream_interval=8, max_num_seqs=ANSWERS, seed=1,
             gpus=None if options.cpu else options.server_gpu, gpu_memory=None if options.cpu else 0.5,
             backend="nccl" if options.transport == "nccl" else "areal_file",
         )  # fmt: skip
-        await self._child(stack, "server", argv, env)
+        server = await self._child(stack, "server", argv, env)
         argv, env = trainer_command(
             connect=self.router.address, spec=str(spec_path), ranks=1, cores=None,
             gpus=None if options.cpu else options.trainer_gpu,
         )  # fmt: skip
-        await self._child(stack, "trainer", argv, env | {"AREAL_ASYNC_SECRET": secret})
+        trainer = await self._child(stack, "trainer", argv, env | {"AREAL_ASYNC_SECRET": secret})
         await stack.enter_async_context(self.client)
-        async with asyncio.timeout(START_S):
-            self.parameters = (await self.hellos.get()).parameters
-            while True:
-                try:
-                    await self.client.health()
-                    return
-                except Exception:
-                    await asyncio.sleep(1)
+        await wait_for_start(trainer, self._joined(), START_S)
+        await wait_for_start(server, self._answering(), START_S)
 
-    async def _child(self, stack: AsyncExitStack, name: str, argv: Sequence[str], env: dict[str, str]) -> None:
+    async def _joined(self) -> None:
+        self.parameters = (await self.hellos.get()).parameters
+
+    async def _answering(self) -> None:
+        while True:
+            with contextlib.suppress(ServerError):
+                return await self.client.health()
+            await asyncio.sleep(0.5)
+
+    async def _child(self, stack: AsyncExitStack, name: str, argv: Sequence[str], env: dict[str, str]) -> Child:
         prefix = f"areal-{self.options.token}" if name == "trainer" else None
         output = self.options.output / f"{name}.log"
         child = await Child.start(ChildSpec(name=name, argv=argv, env=env, stderr_path=output, shm_prefix=prefix))
         stack.push_async_callback(child.stop, 2.0)
+        return child
 
     async def ask(self, message: AnyWire, id: str, arrays: Sequence[Array] = ()) -> tuple[AnyWire, list[Array]]:
         return await self.router.request("trainer.0", message, arrays, id=id, deadline_s=ASK_S)
@@ -311,6 +319,7 @@ def main() -> int:
     options.token = uuid.uuid4().hex[:8]
     options.output = options.output or Path(tempfile.mkdtemp(prefix="swap-"))
     options.output.mkdir(parents=True, exist_ok=True)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
         asyncio.run(run(options))
     except Exception as error:
