@@ -151,6 +151,8 @@ def objective_of(spec: TrainerSpec) -> losses.Objective:
         raise TrainerError(
             f"train.aggregation: gspo has one loss for an answer, so it needs sequence_mean, not {spec.aggregation}"
         )
+    if spec.loss == "gspo" and spec.dual_clip is not None:
+        raise TrainerError("train.dual_clip: it is made for ratios of tokens; gspo's are those of answers; remove it")
     if spec.loss == "ppo" and spec.weight_cap is not None:
         raise TrainerError("train.weight_cap: ppo has no behaviour weight that could be capped; remove it")
     return losses.Objective(

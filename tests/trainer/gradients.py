@@ -31,7 +31,13 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 OBJECTIVES: dict[str, dict[str, Any]] = {
     **{f"decoupled_ppo, {a}": {"weight_cap": 2.0, "aggregation": a} for a in AGGREGATIONS},
     **{f"ppo, {a}": {"loss": "ppo", "aggregation": a} for a in AGGREGATIONS},
-    "gspo, sequence_mean": {"loss": "gspo", "weight_cap": 0.3, "over_cap": "clamp", "aggregation": "sequence_mean"},
+    "gspo, sequence_mean": {
+        "loss": "gspo",
+        "weight_cap": 0.3,
+        "over_cap": "clamp",
+        "aggregation": "sequence_mean",
+        "dual_clip": None,
+    },
 }
 OLD = {"step": 2, "versions": 3, "mask_below": 1}
 
@@ -52,7 +58,7 @@ def equal_cases() -> dict[str, dict[str, Any]]:
         spec = CLIPS | objective | {"kl_coef": 0.3}
         cases[f"{name}, {per_micro} a micro-batch"] = {"spec": spec, "batch": BATCH | {"per_micro": per_micro}}
     for name, objective in OBJECTIVES.items():
-        cases[f"{name}, older tokens"] = {"spec": objective, "batch": BATCH | OLD}
+        cases[f"{name}, older tokens"] = {"spec": objective | {"kl_coef": 0.3}, "batch": BATCH | OLD}
     for estimator, where, loss in (("k1", "loss", "ppo"), ("k2", "loss", "decoupled_ppo"), ("k3", "reward", "ppo")):
         spec = {"kl_coef": 0.3, "kl_estimator": estimator, "kl_in": where, "loss": loss}
         cases[f"{loss}, {estimator} in the {where}"] = {"spec": spec, "batch": BATCH}

@@ -109,6 +109,8 @@ def test_the_gradient_is_that_of_the_formula(name: str, models: Models, plain: P
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(TrainerError, match="sequence_mean, not token_mean"):
         objective_of(spec_for(Path(), loss="gspo"))
+    with pytest.raises(TrainerError, match=r"gspo's are those of answers"):
+        objective_of(spec_for(Path(), loss="gspo", aggregation="sequence_mean", dual_clip=3.0))
     with pytest.raises(TrainerError, match="ppo has no behaviour weight"):
         objective_of(spec_for(Path(), loss="ppo", weight_cap=2.0))
 
