@@ -166,7 +166,8 @@ async def keep_generating(server: Server, task: Task) -> float:
     async def one_after_the_other() -> None:
         nonlocal tokens
         while True:
-            tokens += len((await server.sample(next(ids), 0)).token_ids)
+            sample = await server.sample(next(ids), 0)
+            tokens += int(sample.loss_mask.sum())  # after the await: others add meanwhile
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one_after_the_other()) for _ in range(task.max_concurrent)]
