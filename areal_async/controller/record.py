@@ -175,8 +175,7 @@ class Record:
                 self._evaluated_on[command.version] = command.server
                 self.meter.load(at, command.server, 1)
             case Cancel():
-                self._unplace(at, command.sample)
-                self._discard((command.sample,), stale)
+                self._unplace(at, command.sample)  # what had arrived of it is forgotten by a command of its own
             case Forget():
                 self._discard(command.samples, stale)
 
