@@ -81,7 +81,7 @@ class NcclSwaps:
     """The swaps of a run.
 
     address: HOST:PORT of the meeting point, on rank 0's host. timeout_s: of each call. parameters: what rank 0 sends,
-    in this order. serving: names of the servers that live. paused: told +1 and -1 as a server stands still and goes on.
+    in this order. serving: names of the servers that live.
     """
 
     def __init__(
@@ -92,7 +92,6 @@ class NcclSwaps:
         *,
         parameters: Callable[[], Sequence[ParameterInfo]],
         serving: Callable[[], set[str]],
-        paused: Callable[[int], None],
     ) -> None:
         host, _, port = address.rpartition(":")
         self._host, self._port = host, int(port)
@@ -100,7 +99,6 @@ class NcclSwaps:
         self._ask = ask
         self._parameters = parameters
         self._serving = serving
-        self._paused = paused
         self._waiting: list[_Member] = []
         self._arrived = asyncio.Event()
         self._one_wave = asyncio.Lock()
@@ -138,20 +136,11 @@ class NcclSwaps:
     async def _swap(self, wave: list[_Member]) -> None:
         if self._joined != tuple(member.server for member in wave) and not await self._form(wave):
             return
-        standing = len(wave)
-        for _ in range(standing):
-            self._paused(1)
-        try:
-            if not await self._pause(wave):
-                return
-            wave = await self._load(wave)
-            wave = await self._stage(
-                wave, "finish", lambda m: m.server.finish_weight_update(m.version, self._timeout_s)
-            )
-            wave = await self._stage(wave, "resume", lambda m: m.server.resume())
-        finally:
-            for _ in range(standing):
-                self._paused(-1)
+        if not await self._pause(wave):
+            return
+        wave = await self._load(wave)
+        wave = await self._stage(wave, "finish", lambda m: m.server.finish_weight_update(m.version, self._timeout_s))
+        wave = await self._stage(wave, "resume", lambda m: m.server.resume())
         for member in wave:
             member.outcome.set_result(SwapTimes(*member.times))
 

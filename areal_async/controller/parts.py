@@ -173,7 +173,6 @@ class Parts:
             self.folder,
             probe_prompts=self._probe_prompts,
             probe_trainer=self._trainer.probe,
-            paused=lambda change: None,
             take=self._take,
             now=self.now,
         )

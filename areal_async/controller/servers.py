@@ -142,7 +142,6 @@ class Servers:
         *,
         probe_prompts: Callable[[], list[list[int]]],
         probe_trainer: ProbeTrainer,
-        paused: Callable[[int], None],
         take: Callable[[AnyEvent], None],
         now: Callable[[], float],
     ) -> None:
@@ -153,7 +152,6 @@ class Servers:
         self._folder = folder
         self._probe_prompts = probe_prompts
         self._probe_trainer = probe_trainer
-        self._paused = paused
         self._take = take
         self._now = now
         self._nccl: NcclSwaps | None = None
@@ -168,7 +166,7 @@ class Servers:
         """Have servers swap together, from GPU to GPU. address: of the meeting point. ask, parameters: of rank 0."""
         self._nccl = NcclSwaps(
             address, self._config.weights.swap_timeout_s, ask,
-            parameters=parameters, serving=self._serving, paused=self._paused,
+            parameters=parameters, serving=self._serving,
         )  # fmt: skip
 
     def _serving(self) -> set[str]:
@@ -336,13 +334,9 @@ class Servers:
         if self._nccl is not None:
             return await self._nccl.swap(life.client, command.version)
         info = {"path": command.location}
-        self._paused(1)
-        try:
-            if not life.probed:
-                await life.client.check_weights(info)
-            return await life.client.swap(command.version, info, self._config.weights.swap_timeout_s)
-        finally:
-            self._paused(-1)
+        if not life.probed:
+            await life.client.check_weights(info)
+        return await life.client.swap(command.version, info, self._config.weights.swap_timeout_s)
 
     async def _reject(self, life: _Life, error: ServerError) -> None:
         """Its numbers are not the trainer's: it is given up, and another start wouldn't mend it."""

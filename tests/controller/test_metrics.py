@@ -355,6 +355,7 @@ async def run_with_a_late_group(config: Config) -> RunResult:
 LATE = ("train.steps=10", "rollout.max_staleness=1")
 
 
+@pytest.mark.slow
 async def test_a_run_that_drops_says_what_it_dropped(make_config: Make) -> None:
     result = await run_with_a_late_group(make_config(*LATE, "rollout.when_older=drop"))
     rows = result.rows

@@ -167,17 +167,11 @@ class World:
         self.clients: dict[str, VllmClient] = {}
         self.busy = threading.Event()  # rank 0's main thread stands still, as in a training step, until it is set
         self.busy.set()
-        self.standing = 0
-        self.stood = 0
         self.transfer = Transfer(CPU, MANIFEST, self._open)
         self.swaps = NcclSwaps(
             "127.0.0.1:29600", 5.0, self._ask,
-            parameters=lambda: MANIFEST, serving=lambda: set(self.servers), paused=self._paused,
+            parameters=lambda: MANIFEST, serving=lambda: set(self.servers),
         )  # fmt: skip
-
-    def _paused(self, change: int) -> None:
-        self.standing += change
-        self.stood = max(self.stood, self.standing)
 
     def _open(self, join: Any, device: torch.device) -> RankZero:
         room = self.fabric.room(join.port, join.world)
@@ -214,7 +208,6 @@ class World:
         outcomes = await asyncio.gather(
             *(self.swaps.swap(self.clients[name], version) for name in asked), return_exceptions=True
         )
-        assert self.standing == 0
         assert all(isinstance(outcome, SwapTimes | SwapFailed) for outcome in outcomes), outcomes
         return outcomes  # type: ignore[return-value]
 
@@ -293,7 +286,6 @@ async def test_two_servers_swap_together_and_again(world: World) -> None:
     }  # fmt: skip
     assert (one.label, two.label, one.paused, two.paused) == ("1", "1", False, False)
     assert all(bool((tensor == 1).all()) for server in (one, two) for _, tensor in server.loaded)
-    assert world.stood == 2
     one.calls.clear()
     await world.publish(2)
     await world.swap(2)
@@ -467,7 +459,6 @@ async def test_a_run_that_ends_in_the_middle_leaves_nothing(world: World) -> Non
         task.cancel()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
-    assert world.standing == 0
 
 
 # ------------------------------------------------------------------------------------------------------- in whole runs

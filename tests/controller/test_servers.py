@@ -37,20 +37,16 @@ class Bench:
         self.told: list[AnyEvent] = []
         self.trainer_at = 0
         self.wrong_by = 0.0
-        self.paused = 0
         self.probes = 0
         self.servers = Servers(
             config, Recipes(), crew, IDENTITY, folder,
-            probe_prompts=lambda: [[1, 2], [3]], probe_trainer=self._probe, paused=self._pause,
+            probe_prompts=lambda: [[1, 2], [3]], probe_trainer=self._probe,
             take=self.told.append, now=lambda: 0.0,
         )  # fmt: skip
 
     async def _probe(self, token_ids: npt.NDArray[np.int32], id: str) -> tuple[npt.NDArray[np.float32], int]:
         self.probes += 1
         return logprobs_of(token_ids, 9) + np.float32(self.wrong_by), self.trainer_at
-
-    def _pause(self, change: int) -> None:
-        self.paused += change
 
     async def next(self, kind: type[AnyEvent]) -> AnyEvent:
         """The only event that is told next, and which is of this kind."""
@@ -59,7 +55,6 @@ class Bench:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.03)  # a second one would be a mistake
         assert [type(event) for event in self.told] == [kind], self.told
-        assert self.paused == 0
         return self.told.pop()
 
     async def swap(self, version: int, kind: type[AnyEvent] = Swapped) -> AnyEvent:

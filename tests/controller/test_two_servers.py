@@ -118,6 +118,7 @@ def assert_exact_continuations(result: RunResult, book: Path) -> dict[str, Entry
     return found
 
 
+@pytest.mark.slow
 async def test_a_server_killed_in_the_middle_of_answers(make_config: Make, tmp_path: Path) -> None:
     """Its answers go on at the other from what had arrived; nothing is lost; it comes back with the present weights."""
     books, book = tmp_path / "books.jsonl", tmp_path / "server-book.jsonl"
@@ -279,6 +280,7 @@ async def test_an_own_server_and_one_by_url(make_config: Make, uds: str, tmp_pat
     assert int(again.label) >= 3
 
 
+@pytest.mark.slow
 async def test_the_tokens_of_running_answers_are_known(make_config: Make) -> None:
     """For those who count what a cancelled sample has cost."""
     config = make_config("rollout.stop_token_ids=[]")

@@ -419,6 +419,7 @@ def a_new_attempt_goes_to_the_groups_own_server(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Groups, "_server_for", lambda self, group: self._fleet.servers[group.server])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "break_it",
     [

@@ -95,8 +95,10 @@ async def test_a_server_with_another_model_is_refused(quickstart: Quickstart, tm
 
 
 async def test_two_ranks_and_a_server_that_dies(quickstart: Quickstart) -> None:
-    """ZeRO 1 over two ranks trains; then the server is killed, and the end of its stderr is in the error."""
-    config = quickstart("train.ranks=2", "train.zero_stage=1", "train.cores=null", "train.steps=1000")
+    """ZeRO 1 over two ranks trains; then the server is killed, and with no restart allowed the end of its stderr is in the error."""
+    config = quickstart(
+        "train.ranks=2", "train.zero_stage=1", "train.cores=null", "train.steps=1000", "server.max_restarts=0"
+    )
     killed = False
 
     async def train_until_it_dies() -> None:

@@ -110,6 +110,7 @@ def test_a_plain_client_hears_nothing(run: Run, address: str, hello: Hellos) -> 
     run(scenario())
 
 
+@pytest.mark.slow
 def test_nobody_listens(hello: Hellos) -> None:
     with (
         pytest.raises(WireError, match="nobody listens there"),
