@@ -40,6 +40,9 @@ WATCH_DEADLINE_S = 10.0  # of a look: its process may be busy with thousands of 
 UNWELL = 2  # looks in a row: one may have met a full queue
 PROBE_TOKENS = 64  # per prompt: enough to see another temperature, tokenizer or model
 FAILURE_PAUSE_S = 1.0  # after a request failed, before its server is looked at: a dying process takes a moment
+CLEANING_S = (
+    15.0  # between the end of a server's process and the end of all that it had started; then the cause is known
+)
 STOP_GRACE_S = 1.0  # a server has nothing to save
 
 # Largest mean |difference| between a server's log-probability of a token and the trainer's. In float32 they agree to
@@ -282,9 +285,12 @@ class Servers:
     async def _is_gone(self, life: _Life) -> bool:
         """After a call failed: whether the server is lost. A dying process takes a moment."""
         life.live.suspected.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FAILURE_PAUSE_S):
-                await life.live.gone.wait()
+        for patience_s in (FAILURE_PAUSE_S, CLEANING_S):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    await life.live.gone.wait()
+            if life.child is None or life.child.is_running:
+                break
         return life.live.gone.is_set()
 
     async def has_died(self, name: str) -> bool:

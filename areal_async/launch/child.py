@@ -95,6 +95,17 @@ class Child:
         """Exit code, negative for a signal's number; None while something of the child is alive."""
         return self._exit.result() if self._exit.done() else None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the child itself runs; what it had started may outlive it, and `wait` takes that much longer."""
+        if self._exit.done():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
     async def wait(self) -> int:
         """Wait until the child and all it started are gone; its exit code, negative for a signal's number."""
         return await asyncio.shield(self._exit)

@@ -95,7 +95,7 @@ async def test_a_server_with_another_model_is_refused(quickstart: Quickstart, tm
 
 
 async def test_two_ranks_and_a_server_that_dies(quickstart: Quickstart) -> None:
-    """ZeRO 1 over two ranks trains; then the server is killed, and with no restart allowed the end of its stderr is in the error."""
+    """ZeRO 1 over two ranks trains; then the server is killed. No restart is allowed: its last words are in the error."""
     config = quickstart(
         "train.ranks=2", "train.zero_stage=1", "train.cores=null", "train.steps=1000", "server.max_restarts=0"
     )
@@ -111,7 +111,7 @@ async def test_two_ranks_and_a_server_that_dies(quickstart: Quickstart) -> None:
                     servers = [p for p in psutil.Process().children(recursive=True) if _is_server(p)]
                     servers[0].send_signal(signal.SIGKILL)
 
-    with pytest.raises(RunFailed, match=r"(?s)server 0 is gone at step .*SIGKILL.*stderr/server-0\.log"):
+    with pytest.raises(RunFailed, match=r"(?s)no rollout server is left at step .*SIGKILL.*stderr/server-0\.log"):
         await train_until_it_dies()
     assert killed
 
