@@ -95,7 +95,7 @@ async def test_a_server_with_another_model_is_refused(quickstart: Quickstart, tm
 
 
 async def test_two_ranks_and_a_server_that_dies(quickstart: Quickstart) -> None:
-    """ZeRO 1 over two ranks trains; then the server is killed. No restart is allowed: its last words are in the error."""
+    """ZeRO 1 over two ranks trains; then the server is killed. No restart is allowed: the error has its last words."""
     config = quickstart(
         "train.ranks=2", "train.zero_stage=1", "train.cores=null", "train.steps=1000", "server.max_restarts=0"
     )
