@@ -4,6 +4,7 @@ What always holds: it only looks, and it may look at everything in flight, so no
 """
 
 from collections.abc import Sequence
+from heapq import nsmallest
 from typing import Final
 
 from areal_async.core import admission
@@ -99,22 +100,24 @@ def _looking(parts: Parts) -> list[str]:
     floors = [
         group.floor
         for group in parts.ledger.outstanding_groups()
+        if newest is None or group.floor > newest
         for sample in group.samples
-        if sample.state == "running" and (newest is None or group.floor > newest)
+        if sample.state == "running"
     ]
     return [f"{len(floors)} samples look for a server of version {min(floors)} or newer"] if floors else []
 
 
 def _groups(groups: Sequence[Group]) -> str:
-    first = sorted(groups, key=lambda group: (group.deadline, group.id))
-    return _some([_group(group) for group in first])
+    first = nsmallest(NAMED, groups, key=lambda group: (group.deadline, group.id))
+    return _and_more([_group(group) for group in first], len(groups))
 
 
 def _group(group: Group) -> str:
     if group.state == "admitted":
         awaited = f"its prompt (position {group.position})"
     else:
-        awaited = _some([_sample(sample) for sample in group.samples if sample.state in ("running", "scoring")])
+        open_ones = [sample for sample in group.samples if sample.state in ("running", "scoring")]
+        awaited = _and_more([_sample(sample) for sample in open_ones[:NAMED]], len(open_ones))
     return f"group {group.id} (floor {group.floor}, deadline {group.deadline}) <- {awaited}"
 
 
@@ -126,5 +129,10 @@ def _sample(sample: Sample) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    return _and_more(names[:NAMED], len(names))
+
+
+def _and_more(names: Sequence[str], count: int) -> str:
+    """These names, the first of `count`."""
+    more = count - len(names)
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")

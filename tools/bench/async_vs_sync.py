@@ -1,6 +1,6 @@
 """What asynchrony wins: real vLLM and DeepSpeed on two cores, the quickstart's model, answers of different lengths.
 
-    python tools/bench/async_vs_sync.py [--steps 12]
+    python tools/bench/async_vs_sync.py [--steps 8]
 
 Five ways to do the same work, each in tokens trained a second of its steady state (the first steps are left out, and
 each run is stopped before its end):
@@ -37,7 +37,7 @@ QUICKSTART: Final = figures.ROOT / "configs" / "quickstart.yaml"
 ETA: Final = 4
 SPLIT: Final = ("server.cores=0", "train.cores=1")
 COLOCATED: Final = ("server.cores=0-1", "train.cores=0-1")
-CEILING_SHARE, LOOP_SHARE = 0.85, 0.95  # DESIGN, section 13, and the same as the plain loop but for 5 %
+CEILING_SHARE, LOOP_SHARE = 0.85, 0.95  # the budgets: of the ceiling, and the same as the plain loop but for 5 %
 SYNC_WARM_UP: Final = 3
 ALONE_S: Final = 15.0
 
@@ -54,14 +54,18 @@ class Run:
     def tokens_per_s(self) -> float:
         return sum(row.tokens_trained for row in self.rows) / self.seconds
 
+    @property
+    def generated_per_s(self) -> float:
+        return sum(row.tokens_generated for row in self.rows) / self.seconds
+
     def mean(self, field: str) -> float:
         return fmean(getattr(row, field) for row in self.rows)
 
 
 def main() -> None:
     parser = figures.parser(__doc__)
-    parser.add_argument("--steps", type=int, default=12, help="that are measured, of each run")
-    parser.add_argument("--batch-groups", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=8, help="that are measured, of each run")
+    parser.add_argument("--batch-groups", type=int, default=32)
     parser.add_argument("--minibatches", type=int, default=4)
     options = parser.parse_args()
     report = figures.Report("async_vs_sync")
@@ -156,11 +160,11 @@ def tell(report: figures.Report, loop: plain_loop.Found, sync: Run, apart: Run, 
     )
     report.table(
         "Where a step's time goes",
-        ("run", "step, s", "in the ranks, s", "trainer idle, %", "server idle or paused, %", "pause, s",
-         "controller, % of a core", "lag, mean"),
+        ("run", "step, s", "generated, tokens/s", "in the ranks, s", "trainer idle, %", "server idle or paused, %",
+         "pause, s", "controller, % of a core", "lag, mean"),
         [
-            (name, run.seconds / len(run.rows), run.mean("train_s"), run.mean("trainer_idle_share") * 100,
-             run.mean("rollout_idle_share") * 100, run.mean("swap_pause_s"), run.cpu_share * 100, run.mean("lag_mean"))
+            (name, run.seconds / len(run.rows), run.generated_per_s, run.mean("train_s"),
+             run.mean("trainer_idle_share") * 100, run.mean("rollout_idle_share") * 100, run.mean("swap_pause_s"), run.cpu_share * 100, run.mean("lag_mean"))
             for name, run in (("split, η = 0", sync), (f"split, η = {ETA}", apart), ("colocated, η = 0", colocated))
         ],
     )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Final
 import crowd
 import figures
 
-SAMPLE_US, TOKEN_US, BOOKKEEPING_US, LAG_MS = 150.0, 0.2, 50.0, 20.0  # DESIGN, section 13
+SAMPLE_US, TOKEN_US, BOOKKEEPING_US, LAG_MS = 150.0, 0.2, 50.0, 20.0  # the budgets
 GROWTH: Final = 1.15  # of the cost a sample, from few in flight to many; CPU times of two runs differ by some per cent
 FEW: Final = 512
 SHORT, LONG = 128, 4096  # tokens of an answer, on average

@@ -34,7 +34,7 @@ from areal_async.messages import (
     Train,
 )
 
-EVENTS_PER_S: Final = 50_000  # DESIGN, section 13: these two
+EVENTS_PER_S: Final = 50_000  # the budgets: these two
 SAMPLE_US: Final = 50.0
 
 

@@ -155,6 +155,7 @@ async def measured(
         while workflow.samples < warm_up * wanted and not going.done():
             await asyncio.wait({going}, timeout=LOOK_S)
         watching = asyncio.create_task(watch_loop(cost, workflow))
+        gc.collect()  # answers of an earlier run in this process would be counted as growing, until they go
         arrived = workflow.tokens + growing()
         begun = (time.process_time(), time.perf_counter(), workflow.samples)
         start_sampling(cost.places)

@@ -20,7 +20,7 @@ from areal_async.log.writer import RunLog
 from areal_async.messages import AnyRecord, SampleId
 from areal_async.wire.arrays import Array
 
-COST_PERCENT: Final = 5.0  # DESIGN, section 13
+COST_PERCENT: Final = 5.0  # the budgets
 ROUNDS: Final = 3
 
 

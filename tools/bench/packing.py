@@ -17,7 +17,7 @@ BEST_OF: Final = 7  # the fastest counts: the machine may be shared
 SEQUENCES: Final = 4096
 CAPACITY: Final = 32768  # tokens
 RANKS: Final = 32
-PACK_MS, BALANCE_MS, BALANCE_PERCENT, ABOVE_BOUND = 5.0, 8.0, 1.0, 1  # DESIGN, section 13
+PACK_MS, BALANCE_MS, BALANCE_PERCENT, ABOVE_BOUND = 5.0, 8.0, 1.0, 1  # the budgets
 Result = TypeVar("Result")
 
 

@@ -21,7 +21,7 @@ from areal_async.rollout.http import Http
 from areal_async.rollout.types import SwapTimes
 from areal_async.rollout.vllm_http import GENERATE, VllmClient
 
-RATIO: Final = 1.5  # DESIGN, section 13, for the 135M model
+RATIO: Final = 1.5  # the budget, for the 135M model
 TINY: Final = figures.ROOT / "configs" / "quickstart" / "model"
 BIG: Final = figures.ROOT / "configs" / "smollm2" / "model"
 SHM: Final = Path("/dev/shm")

@@ -25,7 +25,7 @@ from areal_async.wire.dealer import Dealer
 from areal_async.wire.router import Router
 
 TOKENS = 4096
-WANTED_RATIO = 10.0  # DESIGN, section 13
+WANTED_RATIO = 10.0  # the budgets
 ROUNDS = 7  # the best of these counts: the machine is shared
 
 
