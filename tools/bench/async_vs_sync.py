@@ -164,7 +164,8 @@ def tell(report: figures.Report, loop: plain_loop.Found, sync: Run, apart: Run, 
          "pause, s", "controller, % of a core", "lag, mean"),
         [
             (name, run.seconds / len(run.rows), run.generated_per_s, run.mean("train_s"),
-             run.mean("trainer_idle_share") * 100, run.mean("rollout_idle_share") * 100, run.mean("swap_pause_s"), run.cpu_share * 100, run.mean("lag_mean"))
+             run.mean("trainer_idle_share") * 100, run.mean("rollout_idle_share") * 100, run.mean("swap_pause_s"),
+             run.cpu_share * 100, run.mean("lag_mean"))
             for name, run in (("split, η = 0", sync), (f"split, η = {ETA}", apart), ("colocated, η = 0", colocated))
         ],
     )  # fmt: skip
