@@ -205,10 +205,9 @@ class Evaluations:
 
 def check_version(answered: Answered, version: Version) -> None:
     """Raise ServerError where an answer has tokens of other weights than were to be evaluated."""
-    sample = answered.kept.sample
-    versions = sample.versions[sample.loss_mask != 0]
-    if (versions != version).any():
-        found = ", ".join(str(other) for other in sorted(set(versions.tolist())))
+    versions = answered.kept.by_version
+    if set(versions) != {version}:
+        found = ", ".join(map(str, sorted(versions)))
         raise ServerError(
             f"problem {answered.problem + 1}, answer {answered.member + 1}: its tokens are of version {found}, not "
             f"{version}: the server was given other weights in the middle"

@@ -4,6 +4,7 @@ What always holds: every field has its unit and its denominator in its descripti
 drawn; shares are of wall time since the step before was done, and lie in 0..1.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Final, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 from msgspec import Meta
 
 from areal_async.controller.samples import Kept
-from areal_async.messages import StepDone, Train
+from areal_async.messages import StepDone, Train, Version
 
 
 def _about(text: str) -> Meta:
@@ -256,20 +257,21 @@ def batch_figures(command: Train, batch: list[Kept], max_staleness: int) -> Batc
             reward_mean=0.0, samples=0, tokens_trained=0, tokens_older=0, tokens_masked=0, lag_max=0, lag_mean=0.0,
             mixed_share=0.0, versions_per_sample_max=0, response_len_mean=0.0, truncated_share=0.0,
         )  # fmt: skip
-    by_sample = [kept.sample.versions[kept.sample.loss_mask != 0] for kept in batch]
-    distinct = [len(np.unique(of_sample)) for of_sample in by_sample]
-    versions = np.concatenate(by_sample)
-    lags = command.step - versions[versions >= command.mask_below]
+    versions: Counter[Version] = Counter()
+    for kept in batch:
+        versions.update(kept.by_version)
+    lags = {command.step - version: count for version, count in versions.items() if version >= command.mask_below}
+    trained = sum(lags.values())
     return BatchFigures(
         reward_mean=sum(kept.reward or 0.0 for kept in batch) / len(batch),
         samples=len(batch),
-        tokens_trained=len(lags),
-        tokens_older=int(np.count_nonzero(lags > max_staleness)),
-        tokens_masked=len(versions) - len(lags),
-        lag_max=int(lags.max(initial=0)),
-        lag_mean=float(lags.mean()) if len(lags) else 0.0,
-        mixed_share=sum(count > 1 for count in distinct) / len(batch),
-        versions_per_sample_max=max(distinct),
+        tokens_trained=trained,
+        tokens_older=sum(count for lag, count in lags.items() if lag > max_staleness),
+        tokens_masked=versions.total() - trained,
+        lag_max=max(lags, default=0),
+        lag_mean=sum(lag * count for lag, count in lags.items()) / max(trained, 1),
+        mixed_share=sum(len(kept.by_version) > 1 for kept in batch) / len(batch),
+        versions_per_sample_max=max(len(kept.by_version) for kept in batch),
         response_len_mean=sum(kept.length for kept in batch) / len(batch),
         truncated_share=sum(kept.sample.finish == "length" for kept in batch) / len(batch),
     )

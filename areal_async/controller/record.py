@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import msgspec
-import numpy as np
 
 from areal_async.controller.evaluating import Evaluation
 from areal_async.controller.metrics import (
@@ -213,10 +212,9 @@ class Record:
         if command.mask_below <= 0:
             return
         for kept in batch:
-            versions = kept.sample.versions[kept.sample.loss_mask != 0]
-            masked = np.count_nonzero(versions < command.mask_below)
+            masked = sum(tokens for version, tokens in kept.by_version.items() if version < command.mask_below)
             if masked:
-                self._lengths.lost(kept.length, masked / len(versions))
+                self._lengths.lost(kept.length, masked / sum(kept.by_version.values()))
 
     def _discard(self, samples: Sequence[SampleId], stale: Sequence[SampleId]) -> None:
         for sample in samples:

@@ -10,8 +10,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from areal_async.controller.crew import Crew
 from areal_async.controller.samples import Kept, Samples
 from areal_async.errors import DataError, ServerError
@@ -209,16 +207,15 @@ class Rollouts:
 
 def _done(command: StartSample, kept: Kept, at: float) -> SampleDone:
     sample = kept.sample
-    versions = sample.versions[sample.loss_mask != 0]
     return SampleDone(
         at=at,
         sample=command.sample,
         attempt=command.attempt,
-        oldest=int(versions.min()),
-        newest=int(versions.max()),
+        oldest=min(kept.by_version),
+        newest=max(kept.by_version),
         prompt_tokens=sample.prompt_tokens,
         length=kept.length,
-        loss_tokens=int(np.count_nonzero(sample.loss_mask)),
+        loss_tokens=sum(kept.by_version.values()),
         finish=sample.finish,
         reward=sample.reward,
     )

@@ -4,28 +4,43 @@ What always holds: what is in here is in the payload log too, so what leaves mem
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from areal_async.messages import SampleId, Train
+from areal_async.messages import SampleId, Train, Version
 from areal_async.rollout.workflow import Prompt, Sample
 
 
 @dataclass(slots=True)
 class Kept:
-    """A finished answer. reward: once it is known."""
+    """A finished answer. reward: once it is known. by_version: how many of its trained tokens each version drew;
+    counted once, when it comes, so that a step of millions of tokens needn't look at them."""
 
     sample: Sample
     attempt: int
     prompt: Prompt
     reward: float | None = None
+    by_version: dict[Version, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.by_version = tokens_by_version(self.sample)
 
     @property
     def length(self) -> int:
         """Response tokens."""
         return len(self.sample.token_ids) - self.sample.prompt_tokens
+
+
+def tokens_by_version(sample: Sample) -> dict[Version, int]:
+    """Runs of equal versions are added up: an answer has few of them."""
+    versions = sample.versions[sample.loss_mask != 0]
+    firsts = np.flatnonzero(np.diff(versions, prepend=-1))
+    counts: dict[Version, int] = {}
+    for version, tokens in zip(versions[firsts].tolist(), np.diff(firsts, append=len(versions)).tolist(), strict=True):
+        counts[version] = counts.get(version, 0) + tokens
+    return counts
 
 
 class Samples(dict[SampleId, Kept]):

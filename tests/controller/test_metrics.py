@@ -18,7 +18,7 @@ from areal_async.config import Config
 from areal_async.controller import Controller, RunResult
 from areal_async.controller.metrics import LostByLength, Meter, StepRow, batch_figures
 from areal_async.controller.record import Record
-from areal_async.controller.samples import Kept, Samples
+from areal_async.controller.samples import Kept, Samples, tokens_by_version
 from areal_async.messages import (
     AnyCommand,
     AnyEvent,
@@ -89,6 +89,16 @@ def test_figures_of_a_batch() -> None:
     assert (figures.lag_max, figures.lag_mean) == (2, (2 + 2 + 1) / 5)
     assert (figures.mixed_share, figures.versions_per_sample_max) == (0.5, 2)
     assert (figures.reward_mean, figures.response_len_mean, figures.truncated_share) == (0.5, 3.0, 0.5)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=40))
+def test_tokens_by_version_against_a_plain_count(tokens: list[tuple[int, bool]]) -> None:
+    """Versions may come in any order: after a rollback, or where they were inferred."""
+    versions = np.array([version if trained else -1 for version, trained in tokens], np.int32)
+    mask = np.array([trained for _, trained in tokens], np.uint8)
+    zeros = np.zeros(len(tokens), np.int32)
+    sample = Sample(zeros, mask, zeros.astype(np.float32), versions, 0, "stop")
+    assert tokens_by_version(sample) == Counter(version for version, trained in tokens if trained)
 
 
 def test_masked_tokens_have_no_lag() -> None:
