@@ -173,7 +173,10 @@ class Trainer:
         self._crew.start(self._publish(command), f"publish version {command.version}")
 
     async def _train(self, command: Train) -> None:
-        parts = [self._samples.part(command, rank) for rank in range(len(self._names))]
+        parts = []
+        for rank in range(len(self._names)):
+            parts.append(self._samples.part(command, rank))  # a copy of up to 100 MB
+            await asyncio.sleep(0)  # the others' turn between two of them
         id = f"train {command.step} branch {command.branch}"
         try:
             answers = await self._ask(command, id, self._config.train.step_timeout_s, parts)
