@@ -1,13 +1,15 @@
 """Does the decoupled objective matter where tokens are old? The quickstart's task with η = 8, three seeds each.
 
-    python tools/experiments/decoupled_vs_naive.py [--steps 60] [--seeds 1 2 3]
+    python tools/experiments/decoupled_vs_naive.py [--steps 50] [--seeds 1 2 3] [--swap-after-s 4]
 
 Real vLLM and DeepSpeed. `decoupled_ppo` clips π_θ/π_prox, the policy at the step's start (Eq. 5 of the AReaL paper);
 `ppo` clips the ratio to whatever policy sampled the token, which may be eight steps old. Everything else is the same.
-Tokens get old because the server is faster than the trainer: it may run up to nine batches ahead, and does.
+Tokens get old because swaps are slow: each begins some seconds after its weights are there, as it would with weights
+that take so long to travel. Meanwhile the server goes on under its old ones and the trainer trains several steps.
 """
 
 import argparse
+import asyncio
 import json
 import tempfile
 from collections.abc import Sequence
@@ -21,6 +23,9 @@ import uvloop
 
 from areal_async.config_file import load_config
 from areal_async.controller import Controller
+from areal_async.messages import Version
+from areal_async.rollout.types import SwapTimes
+from areal_async.rollout.vllm_http import VllmClient
 
 QUICKSTART: Final = charts.ROOT / "configs" / "quickstart.yaml"
 LOSSES: Final = ("decoupled_ppo", "ppo")
@@ -35,6 +40,18 @@ FIELDS: Final = (
 )  # fmt: skip
 
 Rows = list[dict[str, Any]]
+
+
+def slow_swaps(after_s: float) -> None:
+    """From now on every swap but a server's first begins so much later than it was asked for."""
+    swap = VllmClient.swap
+
+    async def later(self: VllmClient, version: Version, *arguments: Any) -> SwapTimes:
+        if version:
+            await asyncio.sleep(after_s)
+        return await swap(self, version, *arguments)
+
+    VllmClient.swap = later  # type: ignore[method-assign]
 
 
 async def run(folder: Path, loss: str, seed: int, options: argparse.Namespace) -> Rows:
@@ -95,37 +112,42 @@ def draw(runs: dict[str, list[Rows]]) -> None:
     charts.save(figure, "decoupled_vs_naive.png")
 
 
+def compared(where: str, found: dict[str, list[float]]) -> str:
+    """found: a figure of each seed, by objective."""
+    decoupled, naive = (fmean(found[loss]) for loss in LOSSES)
+    between, within = abs(decoupled - naive), max(span(values) for values in found.values())
+    return (
+        f"{where} the decoupled objective is {'ahead' if decoupled > naive else 'behind'} by {between:.3f}; the seeds "
+        f"of one objective differ by up to {within:.3f}, so this "
+        f"{'is more than the spread of the seeds' if between > within else 'lies within the spread of the seeds'}."
+    )
+
+
 def tell(runs: dict[str, list[Rows]], options: argparse.Namespace) -> str:
     rows = []
     for loss, of_seeds in runs.items():
         final = [fmean(row["reward_mean"] for row in each[-LAST:]) for each in of_seeds]
         lowest = [min(smooth([row["reward_mean"] for row in each])[WINDOW:]) for each in of_seeds]
-        score = [evaluated(each)[-1][1] for each in of_seeds if evaluated(each)]
+        held_out = [evaluated(each)[-1][1] for each in of_seeds]
         good = [steps_to_good(each) for each in of_seeds]
         flat = [row for each in of_seeds for row in each]
         when = ", ".join("never" if step is None else str(step) for step in good)
         rows.append(
-            (NAMES[loss], spread(final), spread(score), when,
+            (NAMES[loss], spread(final), spread(held_out), when,
              spread(lowest), fmean(row["clip_share"] for row in flat) * 100, fmean(row["lag_mean"] for row in flat),
              max(row["lag_max"] for row in flat), fmean(row["behav_ess"] for row in flat))
         )  # fmt: skip
     columns = ("objective", f"reward, last {LAST} steps", "held-out, at the end", f"steps to {GOOD:g}, each seed",
                "lowest reward on the way", "clipped, % of tokens", "lag, mean", "lag, max",
                "effective sample size")  # fmt: skip
-    decoupled, naive = (
-        fmean(fmean(row["reward_mean"] for row in each[-LAST:]) for each in runs[loss]) for loss in LOSSES
-    )
-    between = abs(decoupled - naive)
-    within = max(span([fmean(row["reward_mean"] for row in each[-LAST:]) for each in runs[loss]]) for loss in LOSSES)
-    verdict = (
-        f"At the end the decoupled objective is {'ahead' if decoupled > naive else 'behind'} by {between:.3f}; "
-        f"the seeds of one objective differ by up to {within:.3f}, so this difference "
-        f"{'is larger than the spread of the seeds' if between > within else 'lies within the spread of the seeds'}.\n"
-    )
+    reward = {loss: [fmean(row["reward_mean"] for row in each[-LAST:]) for each in runs[loss]] for loss in LOSSES}
+    score = {loss: [evaluated(each)[-1][1] for each in runs[loss]] for loss in LOSSES}
+    verdict = f"{compared('In the training reward at the end', reward)} {compared('On held-out problems', score)}\n"
     return (
         "## Decoupled and naive objective on old tokens\n\n"
         f"The quickstart's task and model with η = {ETA}, {options.minibatches} minibatches, learning rate "
-        f"{options.lr:g}, {options.steps} steps, seeds {', '.join(map(str, options.seeds))}; real vLLM and DeepSpeed "
+        f"{options.lr:g}, swaps that begin {options.swap_after_s:g} s late, {options.steps} steps, seeds "
+        f"{', '.join(map(str, options.seeds))}; real vLLM and DeepSpeed "
         f"(`tools/experiments/decoupled_vs_naive.py`). Ranges are over the seeds.\n\n"
         + charts.markdown(columns, rows)
         + "\n"
@@ -144,13 +166,15 @@ def spread(values: Sequence[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--lr", type=float, default=2e-4)
     parser.add_argument("--minibatches", type=int, default=4)
-    parser.add_argument("--eval-every", type=int, default=10)
+    parser.add_argument("--eval-every", type=int, default=25)
+    parser.add_argument("--swap-after-s", type=float, default=4.0, help="how long new weights travel")
     parser.add_argument("--eval-limit", type=int, default=64)
     options = parser.parse_args()
+    slow_swaps(options.swap_after_s)
     runs: dict[str, list[Rows]] = {loss: [] for loss in LOSSES}
     for seed in options.seeds:
         for loss in LOSSES:
