@@ -250,6 +250,18 @@ class Fleet:
         if server.incarnation == incarnation:
             server.load -= 1
 
+    def is_ahead(self, server: Server, samples: int) -> bool:
+        """Whether another server gets the same weights in a moment and has less to do, by so many samples: it is waited
+        for. Else the one that is swapped first in each wave would get every group that only newer weights have room
+        for, and the others none. One that was started again isn't waited for: it may need long, and has no load."""
+        return any(
+            (other.branch, other.version) < (server.branch, server.version)
+            and other.load + samples <= server.load
+            and (other.branch == self._branch or not other.incarnation)
+            and _swaps_soon(other)
+            for other in self.servers.values()
+        )
+
     def find(self, name: str) -> Server:
         server = self.servers.get(name)
         if server is None:
@@ -287,6 +299,10 @@ class Fleet:
 
 def _may_swap(server: Server) -> bool:
     return server.state in ("starting", "serving") and server.evaluating is None and server.retry_at is None
+
+
+def _swaps_soon(server: Server) -> bool:
+    return server.state == "updating" or _may_swap(server)
 
 
 def _turn(server: Server) -> tuple[int, Version, int]:

@@ -49,7 +49,7 @@ class Groups:
         self.refused = 0
 
     def admit(self, at: float) -> list[ReadGroup]:
-        """As many groups as the staleness rule, the places for samples and the data allow."""
+        """As many groups as the staleness rule, the places for samples, the data and fairness between servers allow."""
         rules, ledger, fleet = self._rules, self._ledger, self._fleet
         commands: list[ReadGroup] = []
         while (
@@ -59,7 +59,7 @@ class Groups:
             and ledger.taken < rules.steps * rules.batch_groups  # more could never be trained
         ):
             server = least_loaded(fleet.open, admission.lowest_floor(ledger.taken, rules))
-            if server is None or self.data_ended:
+            if server is None or self.data_ended or fleet.is_ahead(server, rules.group_size):
                 break
             group = ledger.admit(self._take_position(), server.id, server.incarnation, server.version, at)
             server.load += rules.group_size

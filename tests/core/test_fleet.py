@@ -4,6 +4,7 @@ import pytest
 
 from areal_async.errors import IllegalTransition
 from areal_async.messages import (
+    Evaluate,
     Fail,
     Failed,
     Finish,
@@ -112,13 +113,14 @@ def test_p23_nothing_is_lost_when_weights_come_in_the_middle_of_answers() -> Non
 
 def test_load_counts_what_is_placed_on_this_life_of_a_server() -> None:
     world = begin(make_rules(batch_groups=4, group_size=2, steps=9), servers=2).settle(*EARLY, "read")
-    assert (load(world, "server0"), load(world, "server1")) == (16, 0)
+    assert (load(world, "server0"), load(world, "server1")) == (8, 8)
     world.lose("server0")
-    assert load(world, "server0") == 0
-    for key in world.find("sample")[:6]:
+    assert (load(world, "server0"), load(world, "server1")) == (0, 8)
+    on_server0 = [key for key in world.find("sample") if world.pending[key].server == "server0"]  # type: ignore[union-attr]
+    for key in on_server0[:6]:
         world.answer(key)
-    world.answer(world.find("sample")[0], "failed")
-    assert (load(world, "server0"), load(world, "server1")) == (0, 1)
+    world.answer(on_server0[6], "failed")
+    assert (load(world, "server0"), load(world, "server1")) == (0, 9)
     world.wake()
     world.settle("restart", "swap", "sample")
     assert (load(world, "server0"), load(world, "server1")) == (0, 0)
@@ -381,3 +383,29 @@ def test_the_only_server_with_wrong_numbers_ends_the_run_with_that_text() -> Non
 def test_all_servers_swap_at_once_where_the_wave_has_room() -> None:
     world = begin(make_rules(wave=9), servers=5).settle("publish")
     assert len(world.find("swap")) == 5
+
+
+@pytest.mark.parametrize("wave", [1, 3])
+def test_no_server_gets_every_group_for_being_swapped_first(wave: int) -> None:
+    """η = 1, and only what is trained finishes: new groups have room under the newest weights alone."""
+    world = begin(make_rules(steps=6, batch_groups=6, wave=wave), servers=3)
+    for _ in range(5):
+        world.settle("publish", "swap", "read")
+        for key in world.find("sample")[:6]:
+            world.answer(key)
+        world.settle("score", "train")
+    placed = [command.server for command in world.commands if isinstance(command, StartSample)]
+    counts = [placed.count(name) for name in ("server0", "server1", "server2")]
+    assert sum(counts) == 6 * 6
+    assert max(counts) - min(counts) <= 2
+
+
+def test_a_server_that_is_held_back_is_not_waited_for() -> None:
+    """While it evaluates it gets no new weights, so others take what it can't."""
+    world = begin(make_rules(steps=8, batch_groups=4, eval_every=1, max_staleness=0), servers=2)
+    world.settle("publish", "swap", "read").settle("sample", "score").settle("train").settle("publish", "swap", "read")
+    (evaluating,) = {command.server for command in world.pending.values() if isinstance(command, Evaluate)}
+    world.settle("sample", "score").settle("train").settle("publish", "swap", "read")
+    running = [command for command in world.pending.values() if isinstance(command, StartSample)]
+    assert len(running) == 4
+    assert {command.server for command in running} == {"server0", "server1"} - {evaluating}
