@@ -236,6 +236,7 @@ async def test_a_lost_server_gives_up_its_answers_at_once(house: House) -> None:
 # -------------------------------------------------------------------------------------------------- who is asked
 
 
+@pytest.mark.slow
 async def test_a_sample_whose_server_is_gone_goes_to_the_least_loaded(folder: Path) -> None:
     async with AsyncExitStack() as stack:
         house = await open_house(stack, folder, [7, 7, 7])

@@ -98,6 +98,7 @@ def test_an_event_can_be_read_at_once(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------- a whole run
 
 
+@pytest.mark.slow
 async def test_a_run_is_watched(make_config: Make, caplog: pytest.LogCaptureFixture) -> None:
     """By Prometheus in the middle, by TensorBoard afterwards; both see what metrics.jsonl says."""
     caplog.set_level(logging.INFO, "areal_async")

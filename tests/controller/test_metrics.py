@@ -380,6 +380,7 @@ async def test_a_run_that_drops_says_what_it_dropped(make_config: Make) -> None:
 
 
 @pytest.mark.parametrize("when_older", ["mask", pytest.param("train", marks=pytest.mark.slow)])
+@pytest.mark.slow
 async def test_a_run_with_older_tokens_counts_them(make_config: Make, when_older: str) -> None:
     result = await run_with_a_late_group(make_config(*LATE, f"rollout.when_older={when_older}"))
     rows = result.rows

@@ -476,6 +476,7 @@ def happened(result: RunResult, *kinds: type) -> list[Any]:
     return [record.message for record in read_records(result.folder / "log") if isinstance(record.message, kinds)]
 
 
+@pytest.mark.slow
 async def test_a_run_over_nccl(make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
     config = nccl_run(make_config, monkeypatch, "train.steps=1000")
     async with Controller(config, recipes=scripted()) as run:

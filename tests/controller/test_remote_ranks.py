@@ -87,6 +87,7 @@ async def test_a_run_with_ranks_from_elsewhere(
         assert not file.is_file() or connection.secret.encode() not in file.read_bytes(), f"the secret is in {file}"
 
 
+@pytest.mark.slow
 async def test_missing_ranks_are_named(make_config: Make) -> None:
     config = make_config(LISTEN, "train.ranks=3", "train.start_timeout_s=1.5")
     with pytest.raises(LaunchError, match=r"2 trainer rank\(s\) have not joined .* 1\.5 s: trainer\.0, trainer\.2; "):  # noqa: PT012

@@ -122,6 +122,7 @@ async def test_the_batch_waits_for_a_straggler_and_says_so(make_config: Make) ->
     check_rows(result, config)
 
 
+@pytest.mark.slow
 async def test_a_standstill_is_told_with_who_waits_for_whom(
     make_config: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -192,6 +193,7 @@ async def test_a_failure_within_the_budget_is_counted_and_replaced(make_config: 
     assert result.rows[-1].ledger["failed"] == 1
 
 
+@pytest.mark.slow
 async def test_a_reward_that_raises_is_told_and_counted(
     make_config: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,6 +207,7 @@ async def test_a_reward_that_raises_is_told_and_counted(
     assert "ZeroDivisionError" in told[0]
 
 
+@pytest.mark.slow
 async def test_stop_finishes_the_step_and_saves(make_config: Make) -> None:
     async with Controller(make_config("train.steps=1000"), recipes=scripted(step_s=0.05)) as run:
         async for row in run.steps():
@@ -217,12 +220,14 @@ async def test_stop_finishes_the_step_and_saves(make_config: Make) -> None:
     assert (result.model / "version").read_text() == str(result.steps)
 
 
+@pytest.mark.slow
 async def test_leaving_early_ends_everything(make_config: Make) -> None:
     async with Controller(make_config("train.steps=1000"), recipes=scripted(step_s=0.05)) as run:
         async for _ in run.steps():
             break
 
 
+@pytest.mark.slow
 async def test_the_data_end(make_config: Make) -> None:
     """64 rows in one epoch are 16 batches of 4; with 6 a step, 4 rows are left over."""
     config = make_config("data.epochs=1", "train.steps=100", "train.batch_groups=6")

@@ -178,6 +178,7 @@ async def test_a_server_that_dies_in_its_swap_is_lost_and_nothing_else(opened: O
         await bench.next(Lost)
 
 
+@pytest.mark.slow
 async def test_a_server_by_url_that_goes_is_noticed_and_taken_back(opened: Opened) -> None:
     async with opened() as bench:
         await bench.scripted.__aexit__(None, None, None)

@@ -39,6 +39,7 @@ async def test_long_prompts_are_left_out_said_and_noted(
     assert {record.prompt_tokens for record in read} == {3, 5, 7}
 
 
+@pytest.mark.slow
 async def test_files_are_drawn_by_their_shares(make_config: Make, tmp_path: Path) -> None:
     for name, count in (("a", 40), ("b", 3)):
         rows = [json.dumps({"prompt": f"{n}+", "answer": "1"}) + "\n" for n in range(count)]

@@ -9,6 +9,7 @@ the run must reach its end, or something could have stuck.
 
 from typing import ClassVar, Final
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -187,9 +188,9 @@ ORDERS = settings(max_examples=60, stateful_step_count=60, deadline=None, derand
 
 TestWait = AnyOrder.TestCase
 TestWait.settings = ORDERS
-TestTrain = AnyOrderTrain.TestCase
+TestTrain = pytest.mark.slow(AnyOrderTrain.TestCase)
 TestTrain.settings = ORDERS
-TestMask = AnyOrderMask.TestCase
+TestMask = pytest.mark.slow(AnyOrderMask.TestCase)
 TestMask.settings = ORDERS
 TestDrop = AnyOrderDrop.TestCase
 TestDrop.settings = ORDERS

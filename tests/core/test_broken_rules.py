@@ -72,6 +72,7 @@ def caught(changes: dict[str, object]) -> int:
 
 
 @pytest.mark.parametrize("changes", [WAIT, TRAIN, MASK, DROP, REQUEUE, CUT, SHAPED, SUCCESS], ids=repr)
+@pytest.mark.slow
 def test_with_its_rules_whole_nothing_is_noticed(changes: dict[str, object]) -> None:
     for seed in range(WALKS):
         walk(seed, changes)

@@ -172,7 +172,7 @@ class LosingServers(RuleBasedStateMachine):
 
 
 LosingServers.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None, derandomize=True)
-TestLosingServers = LosingServers.TestCase
+TestLosingServers = pytest.mark.slow(LosingServers.TestCase)
 
 
 # --------------------------------------------------------------------------------------------- all orders of small runs
@@ -236,6 +236,7 @@ def do(world: World, move: Move) -> None:
     ("eta", "servers", "losses", "failures", "rollbacks", "every"),
     [(0, 1, 1, 1, 0, 1), (1, 1, 1, 0, 1, 0), (1, 1, 0, 1, 1, 1), (0, 2, 1, 0, 0, 1), (0, 2, 1, 1, 0, 0)],
 )
+@pytest.mark.slow
 def test_every_order_with_losses_reaches_the_end(
     eta: int, servers: int, losses: int, failures: int, rollbacks: int, every: int
 ) -> None:

@@ -157,6 +157,7 @@ async def test_nothing_of_ours_is_inherited(tmp_path: Path) -> None:
     assert child.tail() == "[0, 1, 2]"
 
 
+@pytest.mark.slow
 async def test_stop_ends_the_tree_and_removes_its_shared_memory(tmp_path: Path, shm: str) -> None:
     neighbour = f"{shm}0-v1.safetensors"  # of a run whose name begins like ours
     touch_shared(neighbour)
@@ -203,6 +204,7 @@ async def test_the_context_stops_the_child_also_when_cancelled(tmp_path: Path) -
     assert alive(pids) == []
 
 
+@pytest.mark.slow
 async def test_a_child_that_dies_takes_its_tree_with_it(tmp_path: Path, shm: str) -> None:
     child = await Child.start(spec(tmp_path, TREE, str(tmp_path), shm, shm_prefix=shm))
     pids = await asyncio.to_thread(tree_pids, tmp_path)
@@ -267,6 +269,7 @@ async def test_a_killed_guard_is_replaced_by_a_sweep(tmp_path: Path, shm: str) -
     assert alive(pids) == []
 
 
+@pytest.mark.slow
 async def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     before = open_descriptors()
     for _ in range(20):

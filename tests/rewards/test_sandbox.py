@@ -121,6 +121,7 @@ def test_the_end_of_a_check_leaves_the_daemons_of_the_others(
         assert (found[0], found[1].verdict) == (1, "right"), found[1].why
 
 
+@pytest.mark.slow
 def test_the_deadline_counts_from_the_start_of_the_check(spec_of: SpecOf, task_of: TaskOf, encode: Encode) -> None:
     with Sandbox(spec_of("mixed", timeout_s=0.5, concurrent=1)) as sandbox:
         for number, text in enumerate(("slow", "slow", "fast")):  # the third waits for twice the deadline

@@ -88,6 +88,7 @@ async def test_what_is_no_check_is_answered_with_an_error(
         assert (await ask(router, task_of(), encode("42"))).verdict == "right"
 
 
+@pytest.mark.slow
 async def test_a_killed_sandbox_is_replaced_under_the_same_worker(
     folder: Path, spec_of: SpecOf, task_of: TaskOf, encode: Encode
 ) -> None:

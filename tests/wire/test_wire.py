@@ -485,6 +485,7 @@ def test_a_dead_worker_is_noticed(run: Run, address: str, hello: Hellos) -> None
 
 
 @pytest.mark.usefixtures("fast_beats")
+@pytest.mark.slow
 def test_a_worker_that_computes_for_long_lives(run: Run, address: str, hello: Hellos) -> None:
     async def scene() -> None:
         seen = Seen()
@@ -514,6 +515,7 @@ def test_a_loop_that_stood_still_takes_nobody_for_dead(run: Run, address: str, h
 
 
 @pytest.mark.usefixtures("fast_beats")
+@pytest.mark.slow
 def test_a_controller_that_falls_silent_is_given_up(run: Run, address: str, hello: Hellos) -> None:
     async def scene() -> None:
         seen = Seen()
