@@ -40,8 +40,6 @@ COLOCATED: Final = ("server.cores=0-1", "train.cores=0-1")
 CEILING_SHARE, LOOP_SHARE = 0.85, 0.95  # the budgets: of the ceiling, and the same as the plain loop but for 5 %
 SYNC_WARM_UP: Final = 3
 LONGER: Final = 3  # times as many steps asynchronously: they are shorter, and what is in store changes by a few
-    3  # times as many steps asynchronously: they are shorter, and what is in store grows and shrinks by a few
-)
 ALONE_S: Final = 15.0
 
 
