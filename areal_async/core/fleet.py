@@ -17,6 +17,7 @@ FIRST_RESTART_S: Final = 1.0  # pause before the first restart of a server; it d
 LONGEST_RESTART_S: Final = 60.0
 FORGET_LOSSES_S: Final = 600.0  # who has served for so long without a loss has a clean record again
 SWAP_RETRY_S: Final = 1.0  # pause after a swap that left the server as it was: the others go on meanwhile
+FAIR_S: Final = 30.0  # from a version's publication on, for which servers that have yet to load it are waited for
 SWAP_TRIES: Final = 3  # so many swaps in a row that fail are a loss: a fresh process may be able to
 
 
@@ -118,6 +119,7 @@ class Fleet:
         self._rules = rules
         self._branch = 0
         self._published: dict[Version, str] = {}  # version -> location, of all that still takes up memory
+        self._published_at = 0.0  # run clock
         self._loading = 0
         self._quarantined = 0
         self.servers: dict[str, Server] = {}
@@ -159,6 +161,7 @@ class Fleet:
             self._leave_alone(server, event.at, event.why)
 
     def published(self, event: Published) -> None:
+        self._published_at = event.at
         self._published[event.version] = event.location
         self.newest = event.version
 
@@ -250,11 +253,12 @@ class Fleet:
         if server.incarnation == incarnation:
             server.load -= 1
 
-    def is_ahead(self, server: Server, samples: int) -> bool:
+    def is_ahead(self, server: Server, samples: int, at: float) -> bool:
         """Whether another server gets the same weights in a moment and has less to do, by so many samples: it is waited
         for. Else the one that is swapped first in each wave would get every group that only newer weights have room
-        for, and the others none. One that was started again isn't waited for: it may need long, and has no load."""
-        return any(
+        for, and the others none. One that was started again isn't waited for: it may need long, and has no load; nor is
+        a wave that takes long, which may hang. (Nobody has to wake: who is ahead has samples, which come to an end.)"""
+        return at - self._published_at < FAIR_S and any(
             (other.branch, other.version) < (server.branch, server.version)
             and other.load + samples <= server.load
             and (other.branch == self._branch or not other.incarnation)

@@ -59,7 +59,7 @@ class Groups:
             and ledger.taken < rules.steps * rules.batch_groups  # more could never be trained
         ):
             server = least_loaded(fleet.open, admission.lowest_floor(ledger.taken, rules))
-            if server is None or self.data_ended or fleet.is_ahead(server, rules.group_size):
+            if server is None or self.data_ended or fleet.is_ahead(server, rules.group_size, at):
                 break
             group = ledger.admit(self._take_position(), server.id, server.incarnation, server.version, at)
             server.load += rules.group_size

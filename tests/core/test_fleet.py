@@ -2,6 +2,7 @@
 
 import pytest
 
+from areal_async.core.fleet import FAIR_S
 from areal_async.errors import IllegalTransition
 from areal_async.messages import (
     Evaluate,
@@ -398,6 +399,16 @@ def test_no_server_gets_every_group_for_being_swapped_first(wave: int) -> None:
     counts = [placed.count(name) for name in ("server0", "server1", "server2")]
     assert sum(counts) == 6 * 6
     assert max(counts) - min(counts) <= 2
+
+
+def test_a_wave_that_takes_long_is_not_waited_for() -> None:
+    world = begin(make_rules(steps=9, batch_groups=4, max_staleness=0), servers=2)
+    world.settle("publish").answer(("swap", "server0"))
+    world.settle("read")
+    assert (load(world, "server0"), load(world, "server1")) == (1, 0)
+    world.clock += FAIR_S
+    world.send(Woke(at=world.tick()))
+    assert (load(world, "server0"), load(world, "server1")) == (4, 0)
 
 
 def test_a_server_that_is_held_back_is_not_waited_for() -> None:
