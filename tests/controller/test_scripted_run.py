@@ -246,6 +246,7 @@ async def test_a_configuration_made_in_a_program_is_checked(make_config: Make, t
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 async def test_two_runs_beside_each_other(make_config: Make) -> None:
     config = make_config()
 
@@ -279,6 +280,7 @@ def test_embedding_changes_no_signal_handler(make_config: Make) -> None:
     assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
 
 
+@pytest.mark.slow
 async def test_evaluation_scores_each_problem(make_config: Make, model: Path) -> None:
     seen = []
     result = await evaluate(

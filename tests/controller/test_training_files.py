@@ -17,6 +17,7 @@ from areal_async.testing.recipes import scripted
 Make = Callable[..., Config]
 
 
+@pytest.mark.slow
 async def test_long_prompts_are_left_out_said_and_noted(
     make_config: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

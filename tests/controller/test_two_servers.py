@@ -179,6 +179,7 @@ async def test_a_swap_that_fails_stops_nobody(make_config: Make, tmp_path: Path,
     assert any(isinstance(event, Restart) for event in after) is not usable
 
 
+@pytest.mark.slow
 async def test_servers_that_answer_500_end_the_run_with_that_error(
     make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,12 +21,12 @@ CASES = [
     ("wait", 2, 0, 1, 2, (1.0, "failed"), 0),
     pytest.param("wait", 2, 1, 1, 2, (1.0,), 1, marks=pytest.mark.slow),
     pytest.param("wait", 2, 1, 2, 2, (1.0,), 0, marks=pytest.mark.slow),
-    ("train", 1, 1, 1, 3, (1.0,), 1),
+    pytest.param("train", 1, 1, 1, 3, (1.0,), 1, marks=pytest.mark.slow),
     ("mask", 1, 1, 1, 3, (1.0,), 1),
     ("drop", 1, 1, 1, 3, (1.0, "failed"), 1),
-    ("drop", 1, 1, 2, 3, (1.0,), 0),
-    ("requeue", 1, 1, 1, 3, (1.0,), 1),
-    ("requeue", 1, 1, 2, 3, (1.0,), 0),
+    pytest.param("drop", 1, 1, 2, 3, (1.0,), 0, marks=pytest.mark.slow),
+    pytest.param("requeue", 1, 1, 1, 3, (1.0,), 1, marks=pytest.mark.slow),
+    pytest.param("requeue", 1, 1, 2, 3, (1.0,), 0, marks=pytest.mark.slow),
 ]
 
 

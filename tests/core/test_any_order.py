@@ -192,5 +192,5 @@ TestTrain = pytest.mark.slow(AnyOrderTrain.TestCase)
 TestTrain.settings = ORDERS
 TestMask = pytest.mark.slow(AnyOrderMask.TestCase)
 TestMask.settings = ORDERS
-TestDrop = AnyOrderDrop.TestCase
+TestDrop = pytest.mark.slow(AnyOrderDrop.TestCase)
 TestDrop.settings = ORDERS

@@ -285,6 +285,7 @@ def the_bounds_of_success_are_not_allowed(patch: pytest.MonkeyPatch) -> None:
         value, "__name__", "-".join(str(part) for part in value.values()) if isinstance(value, dict) else ""
     ),
 )
+@pytest.mark.slow
 def test_a_broken_rule_is_noticed(
     break_it: Callable[[pytest.MonkeyPatch], None], changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

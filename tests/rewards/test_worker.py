@@ -56,6 +56,7 @@ async def ask(router: Router, task: ScoreTask, tokens: bytes, number: int = 0) -
     return answer
 
 
+@pytest.mark.slow
 async def test_checks_come_back_and_a_slow_one_delays_nobody(
     folder: Path, spec_of: SpecOf, task_of: TaskOf, encode: Encode
 ) -> None:
@@ -68,6 +69,7 @@ async def test_checks_come_back_and_a_slow_one_delays_nobody(
         assert child.tail() == ""
 
 
+@pytest.mark.slow
 async def test_it_leaves_at_goodbye(folder: Path, spec_of: SpecOf, task_of: TaskOf, encode: Encode) -> None:
     async with worker_at(folder, spec_of("exact")) as (router, child):
         assert (await ask(router, task_of(), encode("42"))).verdict == "right"

@@ -98,6 +98,7 @@ def formula(spec: TrainerSpec, case: dict[str, Any], policy: Any, reference: Any
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
 def test_the_gradient_is_that_of_the_formula(name: str, models: Models, plain: Plain, eager: tuple[Any, Any]) -> None:
     case = CASES[name]
     loss, expected = formula(spec_for(models.policy, **(UNCLIPPED | case["spec"])), case, *eager)
