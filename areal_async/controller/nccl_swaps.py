@@ -26,9 +26,7 @@ from areal_async.rollout.types import RequestFailed, SwapFailed, SwapStage, Swap
 
 logger = logging.getLogger("areal_async")
 
-GATHER_S: Final[float] = (
-    1.0  # how long a wave waits for servers that have not asked: one may be evaluating, or starting
-)
+GATHER_S: Final[float] = 1.0  # how long a wave waits for servers that have not asked, but evaluate or start
 LEAVE_S: Final[float] = 15.0  # aborting NCCL's communicator takes vLLM 5 s at most
 GRACE_S: Final[float] = 10.0  # what a call has left once a partner has failed; a broadcast of 100 GB is shorter
 PORTS: Final = 8  # counted up from weights.nccl_address: one that hangs may hold its port

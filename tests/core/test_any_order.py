@@ -12,10 +12,11 @@ from typing import ClassVar, Final
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from areal_async.messages import Finish, WhenOlder
 
+from .machine import WorldMachine
 from .world import World, make_rules
 
 OUTCOMES = st.sampled_from([1.0, 0.0, 1.0, 0.5, float("nan"), None, "failed", "given"])
@@ -34,9 +35,8 @@ SHAPES: tuple[dict[str, object], ...] = (
 )
 
 
-class AnyOrder(RuleBasedStateMachine):
+class AnyOrder(WorldMachine):
     policy: ClassVar[WhenOlder] = "wait"
-    world: World
 
     @initialize(
         batch=st.integers(1, 4),
@@ -138,33 +138,6 @@ class AnyOrder(RuleBasedStateMachine):
         if names and self.losses < LOSSES:
             self.losses += 1
             self.world.lose(names[which % len(names)])
-
-    @precondition(lambda self: self._running() and self.world.core.next_wakeup() is not None)
-    @rule()
-    def time_passes(self) -> None:
-        self.world.wake()
-
-    @precondition(lambda self: self._running() and self.world.told)
-    @rule(which=st.integers(0, 10_000))
-    def tell_again(self, which: int) -> None:
-        assert self.world.send(self.world.told[-1 - which % len(self.world.told)]) == []
-
-    @precondition(lambda self: self._running() and self.world.late)
-    @rule(which=st.integers(0, 10_000))
-    def tell_late(self, which: int) -> None:
-        wakeup = self.world.core.next_wakeup()
-        if wakeup is not None and wakeup <= self.world.clock:
-            self.world.wake()
-        assert self.world.send(self.world.late[which % len(self.world.late)]) == []
-
-    @rule()
-    def nothing_happens(self) -> None:
-        """After the end no other rule applies."""
-
-    @invariant()
-    def someone_can_say_who_waits(self) -> None:
-        if hasattr(self, "world"):
-            assert self.world.core.waiting()
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

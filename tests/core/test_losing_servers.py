@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from areal_async.core import fleet
 from areal_async.core.evaluating import Evaluations
@@ -21,6 +21,7 @@ from areal_async.core.orchestrator import Orchestrator
 from areal_async.errors import IllegalTransition
 from areal_async.messages import Fail, Failed, Finish
 
+from .machine import WorldMachine
 from .test_all_orders import look
 from .test_broken_rules import numbers
 from .world import Broken, World, hold, make_rules
@@ -43,8 +44,8 @@ def check_end(world: World, end: Finish | Fail) -> None:
         hold(world.stranded or world.evaluations.failures >= 3, end.why)
 
 
-class LosingServers(RuleBasedStateMachine):
-    world: World
+class LosingServers(WorldMachine):
+    _running = WorldMachine._running  # a name for the conditions below
 
     @initialize(
         batch=st.integers(1, 3),
@@ -92,9 +93,6 @@ class LosingServers(RuleBasedStateMachine):
         if answered > 20:
             self.go_on(count=answered, newest=False, but="evaluate")
 
-    def _running(self) -> bool:
-        return self.world.end is None
-
     @precondition(lambda self: self._running() and self.world.pending)
     @rule(which=st.integers(0, 10_000), outcome=st.sampled_from([1.0, 1.0, 0.0, None, "failed", "given"]))
     def answer(self, which: int, outcome: float | str | None) -> None:
@@ -127,43 +125,16 @@ class LosingServers(RuleBasedStateMachine):
     def an_evaluation_ends(self, outcome: float | str) -> None:
         self.world.answer(self.world.find("evaluate")[0], outcome)
 
-    @precondition(lambda self: self._running() and self.world.core.next_wakeup() is not None)
-    @rule()
-    def time_passes(self) -> None:
-        self.world.wake()
-
     @precondition(_running)
     @rule(back=st.integers(0, 4))
     def go_back(self, back: int) -> None:
         if self.world.branch < 3:
             self.world.roll_back(max(self.world.trained - back, 0))
 
-    @precondition(lambda self: self._running() and self.world.told)
-    @rule(which=st.integers(0, 10_000))
-    def tell_again(self, which: int) -> None:
-        assert self.world.send(self.world.told[-1 - which % len(self.world.told)]) == []
-
-    @precondition(lambda self: self._running() and self.world.late)
-    @rule(which=st.integers(0, 10_000))
-    def tell_late(self, which: int) -> None:
-        wakeup = self.world.core.next_wakeup()
-        if wakeup is not None and wakeup <= self.world.clock:
-            self.world.wake()
-        assert self.world.send(self.world.late[which % len(self.world.late)]) == []
-
-    @rule()
-    def nothing_happens(self) -> None:
-        """After the end no other rule applies."""
-
     @invariant()
     def loads_are_what_is_placed(self) -> None:
         if hasattr(self, "world"):
             check_loads(self.world)
-
-    @invariant()
-    def someone_can_say_who_waits(self) -> None:
-        if hasattr(self, "world"):
-            assert self.world.core.waiting()
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
