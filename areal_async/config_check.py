@@ -15,18 +15,16 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from areal_async import config_machines, config_options
 from areal_async.config import Config
 from areal_async.config_file import Sources
+from areal_async.config_options import Finding
 from areal_async.errors import ConfigError, DataError
 from areal_async.rollout.data import Dataset
 from areal_async.rollout.text import Text, model_settings
 from areal_async.rollout.training_data import long_prompts, prompt_limit, tokenized, told
-
-Finding: TypeAlias = tuple[str, str]
-"""Key of the option to change, and what is wrong with it."""
 
 SHM_FOLDER: Final = "/dev/shm"
 SERVER_SHM_BYTES: Final = 160 << 20  # vLLM 0.32 refuses to start a worker's message queue with less

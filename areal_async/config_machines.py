@@ -6,14 +6,12 @@ named together with what to set instead. Part of `config_check`.
 
 import re
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from typing import Final
 
 from areal_async.config import Config
+from areal_async.config_options import Finding
 from areal_async.errors import ConfigError
 from areal_async.launch.placement import gpus_here, place, spelled
-
-Finding: TypeAlias = tuple[str, str]
-"""Key of the option to change, and what is wrong with it."""
 
 HERE: Final = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[?::1\]?")
 _GPUS: Final = re.compile(r"(\d+(-\d+)?|GPU-[\w-]+|MIG-[\w-]+)(,(\d+(-\d+)?|GPU-[\w-]+|MIG-[\w-]+))*")

@@ -5,7 +5,6 @@ prompt that is asked again, and any machine find the same row at the same positi
 be computed again.
 """
 
-import bisect
 import hashlib
 import itertools
 import random
@@ -117,8 +116,3 @@ def _offset(seed: int, file: int) -> float:
     """In (0, 1), and of 32 bits, so that sums with it are the same everywhere."""
     digest = hashlib.sha256(f"{seed}/share/{file}".encode()).digest()
     return (int.from_bytes(digest[:4], "big") + 0.5) / (1 << 32)
-
-
-def file_of(row: int, firsts: Sequence[int]) -> int:
-    """Index of the file that a row belongs to; firsts: the first row of each file, ascending."""
-    return bisect.bisect_right(firsts, row) - 1
