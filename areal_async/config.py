@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from areal_async.messages import Advantage, Aggregation, Loss, Rules, Transport, Truncated, WhenOlder
+from areal_async.messages import Advantage, Aggregation, Loss, RewardOptions, Rules, Transport, Truncated, WhenOlder
 
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0)]
@@ -182,18 +182,27 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     extra_args: Annotated[tuple[str, ...], Meta(description="Further arguments of the vLLM command.")] = ()
 
 
-class RewardConfig(Section, frozen=True, kw_only=True):
-    function: Annotated[
-        str, Meta(description="`exact`, or a function by import path `module:function`, sync or async.")
-    ] = "exact"
-    exact_after: Annotated[
-        str | None, Meta(description="For `exact`: compare only what follows the last occurrence of this text.")
-    ] = None
+class RewardConfig(RewardOptions, frozen=True, kw_only=True):
     workers: Annotated[Count, Meta(description="Processes that run checks.")] = 1
-    concurrent: Annotated[Count, Meta(description="Checks that one worker runs at the same time.")] = 4
-    timeout_s: Annotated[Seconds, Meta(description="Deadline of a check; then it is killed, with all it started.")] = (
-        10.0
-    )
+    retries: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Further checks of an answer whose check could not be made (`infrastructure`); after them the "
+            "answer is left out, and counted.",
+        ),
+    ] = 2
+    scale: Annotated[
+        float,
+        Meta(gt=0, description="What advantages are made of is `scale` × reward + `bias` (the paper's ±5: 10, −5)."),
+    ] = 1.0
+    bias: Annotated[float, Meta(description="See `scale`.")] = 0.0
+    min_tokens: Annotated[
+        int, Meta(ge=0, description="Answers with fewer tokens have no reward: they are left out of their group.")
+    ] = 0
+    max_tokens: Annotated[
+        Count | None, Meta(description="Answers with more tokens have no reward; null: however long they are.")
+    ] = None
     truncated_penalty: Annotated[
         float,
         Meta(ge=0, description="With `train.truncated: penalize`: taken from the reward of an answer that was cut."),
@@ -454,6 +463,10 @@ class Config(Section, frozen=True, kw_only=True):
             advantage_eps=train.advantage_eps,
             aggregation=train.aggregation,
             truncated=train.truncated,
+            reward_scale=self.reward.scale,
+            reward_bias=self.reward.bias,
+            min_tokens=self.reward.min_tokens,
+            max_tokens=self.reward.max_tokens,
             truncated_penalty=self.reward.truncated_penalty,
             overlong_tokens=self.reward.overlong_tokens,
             overlong_penalty=self.reward.overlong_penalty,

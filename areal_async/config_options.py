@@ -113,8 +113,16 @@ def _objective(config: Config) -> Iterator[Finding]:
 
 
 def _lengths_of_answers(config: Config) -> Iterator[Finding]:
-    """What becomes of answers that are cut, or nearly."""
+    """What becomes of answers that are cut, or nearly; and of those that are too short or too long."""
     reward, longest = config.reward, config.rollout.max_new_tokens
+    if reward.min_tokens > longest:
+        what = f"{reward.min_tokens} is more than rollout.max_new_tokens ({longest}): no answer would have a reward"
+        yield "reward.min_tokens", f"{what}; try {longest // 10}"
+    if reward.max_tokens is not None and not reward.min_tokens <= reward.max_tokens <= longest:
+        what = f"must lie between reward.min_tokens ({reward.min_tokens}) and rollout.max_new_tokens ({longest})"
+        yield "reward.max_tokens", f"{what}, not {reward.max_tokens}; try {longest}, or null"
+    if config.train.advantage == "areal_paper" and (reward.scale, reward.bias) != (1, 0):
+        yield "reward.scale", "areal_paper has its own ±5 in place of 1 and 0; leave scale and bias out"
     if config.train.truncated == "penalize" and not reward.truncated_penalty:
         yield "reward.truncated_penalty", "0: train.truncated is penalize, and nothing would be taken; try 1"
     if reward.overlong_tokens >= longest:

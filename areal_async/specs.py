@@ -10,7 +10,7 @@ from typing import Final
 
 from areal_async.config import Config
 from areal_async.errors import ConfigError
-from areal_async.messages import RewardSpec, TrainerSpec
+from areal_async.messages import RewardOptions, RewardSpec, TrainerSpec
 from areal_async.rollout.text import Text
 from areal_async.rollout.types import ModelIdentity, Sampling
 
@@ -60,14 +60,8 @@ def reward_spec(config: Config, reward: Callable[..., object] | None) -> RewardS
     if reward is not None:
         function, folder = import_path(reward)
         folders = (folder, *folders)
-    return RewardSpec(
-        function=function,
-        exact_after=config.reward.exact_after,
-        model_path=config.model.path,
-        concurrent=config.reward.concurrent,
-        timeout_s=config.reward.timeout_s,
-        import_paths=folders,
-    )
+    options = {name: getattr(config.reward, name) for name in RewardOptions.__struct_fields__}
+    return RewardSpec(**(options | {"function": function}), model_path=config.model.path, import_paths=folders)
 
 
 def import_path(function: Callable[..., object]) -> tuple[str, str]:

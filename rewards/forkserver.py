@@ -32,13 +32,14 @@ import msgspec
 
 from areal_async import process_tree
 from areal_async.errors import RewardError
-from areal_async.messages import RewardSpec, ScoreResult, ScoreTask
+from areal_async.messages import RewardSpec, ScoreTask
 from areal_async.rewards.channel import Done, Job, Message, Ready, Unpacker, pack
 from areal_async.rewards.loading import load
-from areal_async.rewards.verdicts import Check, Grader, Outcome, outcome
+from areal_async.rewards.verdicts import Check, Grader, Outcome, result_of
 
 OUTPUT_LIMIT_BYTES: Final = 1 << 20  # a check that prints more is killed: reading for ever would delay the others
 WHY_CHARACTERS: Final = 4000  # tail of a traceback or of the output; a result must fit into a pipe (64 KiB)
+EXTRACTED_CHARACTERS: Final = 1000
 READ_BYTES: Final = 1 << 16
 LEFTOVER_S: Final = 0.005  # between looks at what a dead check left behind
 END_LIMIT_S: Final = 5.0  # what SIGKILL doesn't end in this time hangs in the kernel
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     process_tree.become_subreaper()
     try:
-        grader, decode = load(spec), load_decoder(spec.model_path)
+        grader, decode = load(spec), load_decoder(spec.model_path) if spec.model_path else _nothing_to_decode
     except RewardError as error:
         worker.sendall(pack(Ready(str(error))))
         return 1
@@ -85,6 +86,10 @@ def load_decoder(model_path: str) -> Decode:
     return decode
 
 
+def _nothing_to_decode(token_ids: list[int]) -> str:
+    raise RewardError(f"{len(token_ids)} tokens to be checked, and this worker was started without a tokenizer")
+
+
 @dataclass
 class _Running:
     """A check that was forked. ended_by: the verdict under which this process killed it."""
@@ -107,6 +112,7 @@ class ForkServer:
     def __init__(self, worker: socket.socket, spec: RewardSpec, grader: Grader, decode: Decode) -> None:
         self._worker = worker
         self._timeout_s = spec.timeout_s
+        self._values = spec.values
         self._concurrent = spec.concurrent
         self._grader = grader
         self._decode = decode
@@ -211,14 +217,14 @@ class ForkServer:
         running.printed += len(printed)
         running.tail = (running.tail + printed)[-WHY_CHARACTERS:]
         if running.printed > OUTPUT_LIMIT_BYTES and running.ended_by is None:
-            self._end(running, outcome("crash", f"printed more than {OUTPUT_LIMIT_BYTES} bytes, and was killed"))
+            self._end(running, Outcome("crash", f"printed more than {OUTPUT_LIMIT_BYTES} bytes, and was killed"))
         return bool(printed)
 
     def _end_late(self) -> None:
         now = time.monotonic()
         for running in self._running.values():
             if running.ended_by is None and running.deadline <= now:
-                self._end(running, outcome("timeout", f"not done after {self._timeout_s:g} s, and was killed"))
+                self._end(running, Outcome("timeout", f"not done after {self._timeout_s:g} s, and was killed"))
 
     def _end(self, running: _Running, why: Outcome) -> None:
         running.ended_by = why
@@ -235,16 +241,7 @@ class ForkServer:
             self._poll_forget(descriptor)
             os.close(descriptor)
         os.close(running.result)
-        task = running.job.task
-        seconds = time.monotonic() - running.began
-        result = ScoreResult(
-            sample=task.sample,
-            attempt=task.attempt,
-            verdict=found.verdict,
-            reward=found.reward,
-            why=found.why,
-            seconds=seconds,
-        )
+        result = result_of(running.job.task, found, self._values, time.monotonic() - running.began)
         self._end_leftovers()
         self._say(Done(running.job.number, result))
 
@@ -287,7 +284,7 @@ def _outcome_of(running: _Running, exit_code: int) -> Outcome:
     else:
         end = f"ended the process with exit code {exit_code}"
     tail = running.tail.decode(errors="replace")
-    return outcome("crash", f"{end} before it gave a reward" + (f"; its output ends:\n{tail}" if tail else ""))
+    return Outcome("crash", f"{end} before it gave a reward" + (f"; its output ends:\n{tail}" if tail else ""))
 
 
 # ------------------------------------------------------------------------------------------------- in the forked child
@@ -317,14 +314,16 @@ def _graded(job: Job, grader: Grader, decode: Decode) -> Outcome:
     try:
         found = grader(_check_of(job.task, job.token_ids, decode))
     except BaseException:  # also SystemExit: a check that leaves has not given a reward
-        return outcome("crash", traceback.format_exc()[-WHY_CHARACTERS:])
-    return Outcome(found.verdict, found.reward, found.why[-WHY_CHARACTERS:])
+        return Outcome("crash", traceback.format_exc()[-WHY_CHARACTERS:])
+    return msgspec.structs.replace(
+        found, why=found.why[-WHY_CHARACTERS:], extracted=found.extracted[-EXTRACTED_CHARACTERS:]
+    )
 
 
 def _check_of(task: ScoreTask, token_ids: bytes, decode: Decode) -> Check:
     return Check(
         prompt=task.prompt,
-        response=decode(array.array("i", token_ids).tolist()),
+        response=decode(array.array("i", token_ids).tolist()) if task.response is None else task.response,
         answer=task.answer,
         finish=task.finish,
         columns={name: msgspec.msgpack.decode(value) for name, value in task.columns.items()},

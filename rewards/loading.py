@@ -21,8 +21,13 @@ from typing import Final, cast
 
 from areal_async.errors import RewardError
 from areal_async.messages import RewardSpec
-from areal_async.rewards.exact import exact
-from areal_async.rewards.verdicts import Check, Grader, Outcome, outcome
+from areal_async.rewards.verdicts import Check, Grader, Outcome, given
+
+BUILTIN: Final = {
+    name: f"areal_async.rewards.{name}"
+    for name in ("exact", "numeric", "regex", "choice", "math", "code", "reasoning_gym")
+}
+"""Each module has `grader(spec) -> Grader`; loaded when it is named, since some load much."""
 
 OWN_NAMES: Final = ("prompt", "response", "answer", "finish")
 SIGNATURE: Final = "reward(prompt, response, answer, **columns) -> float | bool"
@@ -30,11 +35,14 @@ SIGNATURE: Final = "reward(prompt, response, answer, **columns) -> float | bool"
 
 def load(spec: RewardSpec) -> Grader:
     """The grader that `spec.function` names; RewardError if it can't be used. Puts `import_paths` on `sys.path`."""
-    if spec.function == "exact":
-        return exact(spec.exact_after)
+    if spec.function in BUILTIN:
+        return cast("Grader", importlib.import_module(BUILTIN[spec.function]).grader(spec))
     module, colon, name = spec.function.partition(":")
     if not (module and colon and name):
-        raise RewardError(f"{spec.function!r} is no reward; write `exact`, or `module:function` for one of your own")
+        known = ", ".join(BUILTIN)
+        raise RewardError(
+            f"{spec.function!r} is no reward; write one of {known}, or `module:function`, one of your own"
+        )
     for path in reversed(spec.import_paths):
         if path not in sys.path:
             sys.path.insert(0, path)
@@ -112,7 +120,7 @@ class _FunctionGrader:
         }
         missing = [name for name in self.required if name not in arguments]
         if missing:
-            return outcome(
+            return Outcome(
                 "bad_data",
                 f"{self.name} needs {', '.join(missing)}; the data row has: {', '.join(check.columns) or 'nothing'}",
             )
@@ -130,10 +138,8 @@ async def _result_of(awaitable: object) -> object:
 
 def _judge(value: object, name: str) -> Outcome:
     if type(value).__name__ in ("bool", "bool_"):  # also numpy's
-        return outcome("right" if value else "wrong", f"{name} returned {value}")
+        return Outcome("right" if value else "wrong", f"{name} returned {value}")
     if not hasattr(value, "__float__"):
-        return outcome("crash", f"{name} returned {value!r:.200}, which is not a number")
+        return Outcome("crash", f"{name} returned {value!r:.200}, which is not a number")
     number = float(value)
-    if not math.isfinite(number):
-        return Outcome("crash", None, f"{name} returned {number}, which is no reward")
-    return Outcome("given", number)
+    return given(number, "" if math.isfinite(number) else f"{name} returned it")

@@ -22,7 +22,7 @@ from areal_async import process_tree
 from areal_async.errors import RewardError
 from areal_async.messages import RewardSpec, ScoreResult, ScoreTask
 from areal_async.rewards.channel import Done, Job, Message, Ready, Unpacker, pack
-from areal_async.rewards.verdicts import outcome
+from areal_async.rewards.verdicts import Outcome, result_of
 
 START_DEADLINE_S: Final = 300.0  # the user's module may import torch from a slow disk
 END_LIMIT_S: Final = 10.0
@@ -136,19 +136,9 @@ class Sandbox:
         with self._lock:
             self._kill()
             self._socket.close()
-            lost = outcome("infrastructure", f"the sandbox process ended with {self._process.returncode}")
+            lost = Outcome("infrastructure", f"the sandbox process ended with {self._process.returncode}")
             self._results.extend(
-                (
-                    number,
-                    ScoreResult(
-                        sample=task.sample,
-                        attempt=task.attempt,
-                        verdict=lost.verdict,
-                        reward=lost.reward,
-                        why=lost.why,
-                    ),
-                )
-                for number, task in self._outstanding.items()
+                (number, result_of(task, lost, self._spec.values)) for number, task in self._outstanding.items()
             )
             self._outstanding.clear()
             self._start()

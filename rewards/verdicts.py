@@ -1,25 +1,15 @@
-"""What a check is given, what comes of it, and the one table from verdicts to rewards.
+"""What a check is given, what comes of it, and the one place where a verdict becomes a reward.
 
-What always holds: an `Outcome` whose reward is a number has a finite one.
+What always holds: `reward_of` is a finite number or None; `bad_data` and `infrastructure` never give a number.
 """
 
+import math
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
-from areal_async.messages import FinishReason, Verdict
-
-REWARDS: Final[dict[Verdict, float | None]] = {
-    "right": 1.0,
-    "wrong": 0.0,
-    "no_answer": 0.0,  # the model's fault: it was to give one
-    "timeout": 0.0,  # an answer that can't be checked in time must not pay
-    "crash": 0.0,  # nor one that breaks the checker
-    "bad_data": None,  # the data row's fault: neither good nor bad for the model
-    "infrastructure": None,  # nobody looked at the answer
-}
-"""`given` isn't in here: its reward is the number that was given."""
+from areal_async.messages import FinishReason, RewardTable, ScoreResult, ScoreTask, Verdict
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,17 +27,44 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """reward: None where the verdict gives none. why: for people."""
+    """reward: of the verdict `given` only. why: for people. extracted: what was taken as the answer."""
 
     verdict: Verdict
-    reward: float | None
     why: str = ""
+    extracted: str = ""
+    reward: float | None = None
 
 
 Grader: TypeAlias = Callable[[Check], Outcome]
 """Judges one answer. What it raises is a `crash`."""
 
 
-def outcome(verdict: Verdict, why: str = "") -> Outcome:
-    """The outcome that the table has for this verdict."""
-    return Outcome(verdict, REWARDS[verdict], why)
+def given(reward: float, why: str = "", extracted: str = "") -> Outcome:
+    """A number of its own. One that is not finite says nothing of the answer: `bad_data`."""
+    if not math.isfinite(reward):
+        return Outcome("bad_data", f"{reward} is no reward" + (f"; {why}" if why else ""), extracted)
+    return Outcome("given", why, extracted, reward)
+
+
+def reward_of(outcome: Outcome, table: RewardTable) -> float | None:
+    """The reward: the number that was given, the table's, or None where the verdict gives none."""
+    match outcome.verdict:
+        case "given":
+            return outcome.reward
+        case "bad_data" | "infrastructure":
+            return None
+        case verdict:
+            return float(getattr(table, verdict))
+
+
+def result_of(task: ScoreTask, outcome: Outcome, table: RewardTable, seconds: float = 0.0) -> ScoreResult:
+    """The answer to a task."""
+    return ScoreResult(
+        sample=task.sample,
+        attempt=task.attempt,
+        verdict=outcome.verdict,
+        reward=reward_of(outcome, table),
+        why=outcome.why,
+        extracted=outcome.extracted,
+        seconds=seconds,
+    )

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import inspect
 
 from areal_async.config import Config
-from areal_async.config_types import description, limits, plural, struct_type, unwrap, words
+from areal_async.config_types import description, limits, options, plural, struct_type, unwrap, words
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
@@ -42,17 +42,20 @@ def draw() -> str:
     """The page's whole text."""
     fields = struct_type(Config).fields
     sections = [field for field in fields if isinstance(unwrap(field.type)[0], inspect.StructType)]
-    parts = [_OPENING, _table("At the top", "", [field for field in fields if field not in sections])]
+    parts = [_OPENING, _table("At the top", [("", field) for field in fields if field not in sections])]
     for field in sections:
         inner, _ = unwrap(field.type)
         assert isinstance(inner, inspect.StructType)
-        parts.append(_table(f"`{field.name}`", f"{field.name}.", inner.fields))
+        # sections within a section stand in its table, under their full names
+        leaves = [(key.rpartition(".")[0] + ".", leaf) for key, leaf in options(inner, field.name)]
+        parts.append(_table(f"`{field.name}`", leaves))
     return "\n".join(parts)
 
 
-def _table(title: str, prefix: str, fields: "list[inspect.Field] | tuple[inspect.Field, ...]") -> str:
+def _table(title: str, fields: "list[tuple[str, inspect.Field]]") -> str:
+    """fields: each with the name of its section, ending in a dot."""
     rows = [f"## {title}", "", "| option | type | default | limits | meaning |", "|---|---|---|---|---|"]
-    for field in fields:
+    for prefix, field in fields:
         kind, optional = unwrap(field.type)
         cells = [f"`{prefix}{field.name}`", _type(kind, optional), _default(field), _limits(kind), description(field)]
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")

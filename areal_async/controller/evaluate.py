@@ -9,20 +9,21 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from areal_async.config import Config
+from areal_async.controller.checks import Pool
 from areal_async.controller.controller import first_cause
 from areal_async.controller.crew import Crew
 from areal_async.controller.examiner import Answered, EvalResult, Examiner, Problems, Tally
-from areal_async.controller.rewarding import Rewards
-from areal_async.controller.samples import Samples
+from areal_async.controller.rewarding import check_answer
 from areal_async.controller.servers import start_server
 from areal_async.errors import ConfigError
 from areal_async.launch.recipes import Recipes
-from areal_async.messages import AnyEvent, Hello
+from areal_async.messages import Hello
 from areal_async.rollout.text import Text
 from areal_async.rollout.vllm_http import VllmClient
 from areal_async.rollout.workflow import load_workflow
@@ -59,7 +60,7 @@ async def evaluate(
                     text,
                     problems,
                     load_workflow(config.rollout.workflow, config.import_path),
-                    bench.rewards.check,
+                    partial(check_answer, bench.checks),
                     places=config.server.max_num_seqs,
                     checks=config.server.max_num_seqs,
                 )
@@ -86,7 +87,7 @@ class _Bench:
         self._folder = folder
         self._recipes = recipes
         self._crew = crew
-        self.rewards: Rewards
+        self.checks: Pool
 
     async def start(self, stack: AsyncExitStack) -> VllmClient:
         """Start everything; `stack` ends it. Errors: LaunchError, HandshakeError."""
@@ -94,18 +95,9 @@ class _Bench:
         address = f"ipc://{self._folder / 'wire.sock'}"
         router = await stack.enter_async_context(Router(address, secret, self._joined, self._lost))
         spec = msgspec.structs.replace(reward_spec(self._config, None), model_path=str(self._model))
-        self.rewards = Rewards(
-            self._config.reward,
-            spec,
-            self._recipes,
-            router,
-            Samples(),
-            self._crew,
-            take=_drop,
-            now=time.monotonic,
-        )
+        self.checks = Pool(self._config.reward, spec, self._recipes, router, self._crew, lost=self._lost)
         async with asyncio.TaskGroup() as starts:
-            starts.create_task(self.rewards.start(stack, address, secret, self._folder, self._stderr))
+            starts.create_task(self.checks.start(stack, address, secret, self._folder, self._stderr))
             server = starts.create_task(self._start_server(stack))
         client = server.result()
         await client.label_weights(0)  # a server tells versions only of weights that were given one
@@ -130,14 +122,10 @@ class _Bench:
         return self._folder / f"{name}.log"
 
     def _joined(self, hello: Hello) -> str | None:
-        return self.rewards.on_joined(hello)
+        return self.checks.on_joined(hello)
 
     def _lost(self, name: str, why: str) -> None:
         self._crew.start(_raise(ConfigError(f"{name}: {why}")), f"loss of {name}")
-
-
-def _drop(event: AnyEvent) -> None:
-    """An evaluation has no core: nobody is told of joined workers."""
 
 
 async def _raise(error: Exception) -> None:

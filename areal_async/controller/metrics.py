@@ -80,6 +80,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
                                            "before; their version is the oldest that it can be")]  # fmt: skip
     waited_for: Annotated[str, _about("what the trainer last waited for before this step; empty: it did not wait")]
     verdicts: Annotated[dict[str, int], _about("checks that ended since the step before, by verdict")]
+    unwanted_length: Annotated[int, _about("answers since the step before that have no reward because of their length "
+                                           "(`reward.min_tokens`, `reward.max_tokens`)")]  # fmt: skip
     eval_version: Annotated[int | None, _about("version of the last evaluation that ended since the step before; null: "
                                                "none did")]  # fmt: skip
     eval_score: Annotated[float | None, _about("its mean reward; null: there was none")]
@@ -290,6 +292,7 @@ class Totals(msgspec.Struct, kw_only=True):
     samples_stale: int = 0
     trainer_wait_s: float = 0.0
     swap_pause_s: float = 0.0
+    unwanted_length: int = 0
     restarts: int = 0
     continued: int = 0
     tokens_inferred: int = 0
@@ -297,7 +300,7 @@ class Totals(msgspec.Struct, kw_only=True):
 
 PER_STEP: Final = (
     "tokens_generated", "tokens_discarded", "tokens_stale", "samples_stale", "trainer_wait_s", "swap_pause_s",
-    "restarts", "continued", "tokens_inferred",
+    "unwanted_length", "restarts", "continued", "tokens_inferred",
 )  # fmt: skip
 TRAINER_METRICS: Final = (
     "mismatch_max", "mismatch_tokens", "behav_k3", "behav_ess", "loss", "grad_norm", "entropy", "clip_share",

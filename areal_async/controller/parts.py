@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 from areal_async import __version__
 from areal_async.config import Config
 from areal_async.config_check import check
 from areal_async.config_file import Sources
+from areal_async.controller.checks import Pool
 from areal_async.controller.crew import Crew
 from areal_async.controller.evaluating import Evaluations
 from areal_async.controller.examiner import Problems
@@ -23,7 +25,7 @@ from areal_async.controller.metrics import Meter, StepRow
 from areal_async.controller.monitor import Monitor, open_monitoring
 from areal_async.controller.record import Record
 from areal_async.controller.result import RunResult
-from areal_async.controller.rewarding import Rewards
+from areal_async.controller.rewarding import Rewards, check_answer
 from areal_async.controller.rollouts import Prompts, Rollouts, RolloutSettings
 from areal_async.controller.runfolder import RunFolder
 from areal_async.controller.samples import Samples
@@ -162,9 +164,8 @@ class Parts:
         identity = server_identity(config, self._text)
         self._prompts = Prompts(self._data)
         self._trainer = Trainer(config, self._recipes, router, samples, crew, take=self._take, now=self.now)
-        self._rewards = Rewards(
-            config.reward, self._reward_spec, self._recipes, router, samples, crew, take=self._take, now=self.now
-        )
+        self._checks = Pool(config.reward, self._reward_spec, self._recipes, router, crew, lost=self._on_worker_lost)
+        self._rewards = Rewards(self._checks, self._reward_spec.function, samples, crew, take=self._take, now=self.now)
         self._servers = Servers(
             config,
             self._recipes,
@@ -195,7 +196,8 @@ class Parts:
         self._record = Record(metrics, config.rules, self._core, samples, self._rollouts, self._meter, self._on_row)
         if self._problems is not None:
             self._evaluations = Evaluations(
-                config, self._text, self._problems, self._workflow, self._rewards.check, self._servers.clients,
+                config, self._text, self._problems, self._workflow, partial(check_answer, self._checks),
+                self._servers.clients,
                 self.folder.root / "eval", crew, has_died=self._servers.has_died, done=self._record.evaluated,
                 take=self._take, now=self.now,
             )  # fmt: skip
@@ -205,9 +207,13 @@ class Parts:
         self._crew.start(
             self._trainer.start(stack, *wire, folder.runtime, folder.stderr, folder.shm_prefix), "start of the trainer"
         )
-        self._crew.start(self._rewards.start(stack, *wire, folder.runtime, folder.stderr), "start of the rewards")
+        self._crew.start(self._start_rewards(stack), "start of the rewards")
         for name in self._servers.names():
             self._crew.start(self._servers.start(stack, name), f"start of server {name}")
+
+    async def _start_rewards(self, stack: AsyncExitStack) -> None:
+        await self._checks.start(stack, self._address, self._secret, self.folder.runtime, self.folder.stderr)
+        self._take(Joined(at=self.now(), peer="rewards", id="rewards"))
 
     def _probe_prompts(self) -> list[list[int]]:
         """The first prompts of the run: what its servers will be asked."""
@@ -315,8 +321,11 @@ class Parts:
             self._crew.start(self._log.sync(), f"sync of the log after step {event.step}")
 
     def _on_joined(self, hello: Hello) -> str | None:
-        part = self._trainer if hello.worker == "trainer" else self._rewards
+        part = self._trainer if hello.worker == "trainer" else self._checks
         return part.on_joined(hello)
+
+    def _on_worker_lost(self, name: str, why: str) -> None:
+        self._take(Lost(at=self.now(), peer="rewards", id=name, why=why))
 
     def _on_lost(self, name: str, why: str) -> None:
         peer: PeerKind = "trainer" if name.startswith("trainer") else "rewards"

@@ -24,6 +24,7 @@ from areal_async.controller.metrics import (
 )
 from areal_async.controller.rollouts import Rollouts
 from areal_async.controller.samples import Kept, Samples
+from areal_async.core import shaping
 from areal_async.core.orchestrator import Orchestrator
 from areal_async.messages import (
     AnyCommand,
@@ -132,6 +133,7 @@ class Record:
             case SampleDone():
                 self._unplace(event.at, event.sample)
                 self._lengths.ended(event.length)
+                self.totals.unwanted_length += not shaping.has_wanted_length(event.length, self._rules)
             case Scored():
                 self.verdicts[event.verdict] += 1
             case Swapped():

@@ -176,7 +176,8 @@ class Groups:
 
     def _outcome(self, sample: Sample, reward: float | None, at: float, verdict: str) -> list[GroupCommand]:
         self._ledger.move_sample(sample, "scored", at, "{}, reward {}", verdict, reward)
-        sample.reward = shaping.usable(reward)
+        assert sample.done is not None, "what is not done has no outcome"
+        sample.reward = shaping.usable(reward, sample.done, self._rules)
         group = sample.group
         group.open -= 1
         return [] if group.open else self._decide(group, at)

@@ -12,6 +12,7 @@ from typing import Final
 
 from areal_async.messages import Rules, SampleDone
 
+LARGEST_SCALE: Final = 1e100
 LARGEST_REWARD: Final = 1e100  # beyond it sums lose all meaning; such a reward, an infinite one or a NaN is none
 
 
@@ -23,6 +24,15 @@ def check(rules: Rules) -> None:
     ):
         if not 0 <= penalty <= LARGEST_REWARD:
             raise ValueError(f"reward.{name} {penalty} must be from 0 to {LARGEST_REWARD:g}")
+    if not 0 < rules.reward_scale <= LARGEST_SCALE or not abs(rules.reward_bias) <= LARGEST_REWARD:
+        raise ValueError(
+            f"reward.scale {rules.reward_scale} must be above 0 and at most {LARGEST_SCALE:g}, and reward.bias"
+            f" {rules.reward_bias} at most {LARGEST_REWARD:g} from 0"
+        )
+    if rules.max_tokens is not None and rules.max_tokens < max(rules.min_tokens, 1):
+        raise ValueError(
+            f"reward.max_tokens {rules.max_tokens} is less than reward.min_tokens {rules.min_tokens}, or 0"
+        )
     if not 0 <= rules.overlong_tokens <= rules.max_new_tokens:
         raise ValueError(
             f"reward.overlong_tokens {rules.overlong_tokens} must be from 0 to rollout.max_new_tokens"
@@ -35,15 +45,24 @@ def check(rules: Rules) -> None:
         )
 
 
-def usable(reward: float | None) -> float | None:
-    """The reward, or None where it is a NaN, infinite, or so large that nothing could be computed with it."""
-    return reward if reward is not None and abs(reward) <= LARGEST_REWARD else None
+def usable(reward: float | None, done: SampleDone, rules: Rules) -> float | None:
+    """The reward; None where it is a NaN, infinite, or so large that nothing could be computed with it, and for an
+    answer whose length isn't wanted."""
+    if reward is None or not abs(reward) <= LARGEST_REWARD or not has_wanted_length(done.length, rules):
+        return None
+    return reward
+
+
+def has_wanted_length(length: int, rules: Rules) -> bool:
+    """Whether an answer of `length` tokens may have a reward (`reward.min_tokens`, `reward.max_tokens`)."""
+    return rules.min_tokens <= length and (rules.max_tokens is None or length <= rules.max_tokens)
 
 
 def shaped(reward: float | None, done: SampleDone, rules: Rules) -> float | None:
-    """What advantages are made of. reward: what the check gave (`usable`)."""
+    """What advantages are made of: scale × reward + bias, less penalties. reward: what the check gave (`usable`)."""
     if reward is None:
         return None
+    reward = rules.reward_scale * reward + rules.reward_bias
     if done.finish == "length" and rules.truncated == "penalize":
         reward -= rules.truncated_penalty
     if rules.overlong_tokens:

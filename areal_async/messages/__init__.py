@@ -55,8 +55,20 @@ from areal_async.messages.names import (
     sample_id,
 )
 from areal_async.messages.records import AnyRecord, Note
+from areal_async.messages.rewards import (
+    CodeOptions,
+    HttpOptions,
+    Layer,
+    Limits,
+    MathOptions,
+    NumericOptions,
+    RegexOptions,
+    RewardOptions,
+    RewardSpec,
+    RewardTable,
+)
 from areal_async.messages.rules import Advantage, Aggregation, Rules, Truncated, WhenOlder
-from areal_async.messages.specs import Loss, RewardSpec, TrainerConnection, TrainerSpec, Transport
+from areal_async.messages.specs import Loss, TrainerConnection, TrainerSpec, Transport
 from areal_async.messages.wire import (
     AnyWire,
     Beat,
@@ -90,6 +102,7 @@ __all__ = [
     "AnyWire",
     "Beat",
     "Cancel",
+    "CodeOptions",
     "Command",
     "DataEnded",
     "Evaluate",
@@ -104,14 +117,19 @@ __all__ = [
     "GroupId",
     "GroupRead",
     "Hello",
+    "HttpOptions",
     "JoinServers",
     "Joined",
+    "Layer",
     "LeaveServers",
+    "Limits",
     "Loss",
     "Lost",
+    "MathOptions",
     "Minibatch",
     "ModelSaved",
     "Note",
+    "NumericOptions",
     "ParameterInfo",
     "PeerKind",
     "Probe",
@@ -120,8 +138,11 @@ __all__ = [
     "Published",
     "ReadGroup",
     "Refused",
+    "RegexOptions",
     "Restart",
+    "RewardOptions",
     "RewardSpec",
+    "RewardTable",
     "RolledBack",
     "Rules",
     "SampleDone",

@@ -26,9 +26,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ru
     steps of the whole run. aggregation: what the divisor of a minibatch counts. max_new_tokens: longest answer;
     the divisor per sample of `constant`, and what `overlong_tokens` counts back from. truncated: answers that were cut
     are trained, get no gradient (`mask`), or `truncated_penalty` is taken from their reward (`penalize`).
-    overlong_tokens, overlong_penalty: over the last so many tokens before max_new_tokens the reward falls linearly
-    by up to the penalty (arXiv 2503.14476, eq. 13). servers: how many join at the start of the run. max_restarts:
-    restarts of one server before it is left alone. eval_every: steps between evaluations, 0 for none.
+    reward_scale, reward_bias: what advantages are made of is scale × reward + bias. min_tokens, max_tokens: answers
+    outside have no reward. overlong_tokens, overlong_penalty: over the last so many tokens before max_new_tokens the
+    reward falls linearly by up to the penalty (arXiv 2503.14476, eq. 13). servers: how many join at the start of the
+    run. max_restarts: restarts of one server before it is left alone. eval_every: steps between evaluations, 0: none.
     """
 
     seed: int
@@ -56,6 +57,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ru
     advantage_eps: float = 1e-6
     aggregation: Aggregation = "token_mean"
     truncated: Truncated = "train"
+    reward_scale: float = 1.0
+    reward_bias: float = 0.0
+    min_tokens: int = 0
+    max_tokens: int | None = None
     truncated_penalty: float = 0.0
     overlong_tokens: int = 0
     overlong_penalty: float = 0.0

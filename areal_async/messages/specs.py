@@ -69,18 +69,3 @@ class TrainerConnection(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"TrainerConnection(address={self.address!r}, ranks={self.ranks})"  # never the secret
-
-
-class RewardSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reward worker is started with (a JSON file; the secret comes by the environment).
-
-    function: `exact` or `module:function`. model_path: of the tokenizer that decodes the answers. import_paths: folders
-    put before `sys.path` for the user's own function.
-    """
-
-    function: str
-    exact_after: str | None
-    model_path: str
-    concurrent: int
-    timeout_s: float
-    import_paths: tuple[str, ...] = ()

@@ -56,7 +56,8 @@ class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="
 class ScoreTask(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="score_task"):
     """Header of a check. Arrays: response token ids, int32 [n]. The worker decodes them.
 
-    prompt: the prompt's text as rendered. answer: the data row's answer. columns: the row's other columns.
+    prompt: the prompt's text as rendered. answer: the data row's answer. columns: the row's other columns. response:
+    the response as text where there are no tokens of it (then the array is empty); None: the array is decoded.
     """
 
     sample: SampleId
@@ -65,16 +66,19 @@ class ScoreTask(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     answer: str | None
     finish: FinishReason
     columns: dict[str, msgspec.Raw]
+    response: str | None = None
 
 
 class ScoreResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="score_result"):
-    """Answer to a `ScoreTask`. why: for people (a crash's traceback, what was extracted). seconds: of the check."""
+    """Answer to a `ScoreTask`. why: for people (a crash's traceback). extracted: what was taken as the answer.
+    seconds: of the check."""
 
     sample: SampleId
     attempt: int
     verdict: Verdict
     reward: float | None
     why: str = ""
+    extracted: str = ""
     seconds: float = 0.0
 
 

@@ -111,7 +111,6 @@ def spec_of(model_path: Path, functions: Path) -> Callable[..., RewardSpec]:
     def make(function: str, *, timeout_s: float = 10.0, concurrent: int = 4) -> RewardSpec:
         return RewardSpec(
             function=function if function == "exact" else f"misbehaving:{function}",
-            exact_after=None,
             model_path=str(model_path),
             concurrent=concurrent,
             timeout_s=timeout_s,

@@ -49,7 +49,6 @@ def test_numpy_numbers_are_numbers(functions: Path, spec_of: SpecOf) -> None:
         found = load(
             RewardSpec(
                 function=f"numbers_of_numpy:{name}",
-                exact_after=None,
                 model_path=spec.model_path,
                 concurrent=1,
                 timeout_s=1,
@@ -85,7 +84,6 @@ def test_what_can_not_be_used_is_said(functions: Path, spec_of: SpecOf, function
     spec = spec_of("length")
     bad = RewardSpec(
         function=function,
-        exact_after=None,
         model_path=spec.model_path,
         concurrent=1,
         timeout_s=1,
