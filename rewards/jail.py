@@ -61,8 +61,9 @@ def command(argv: Sequence[str], options: RewardOptions) -> list[str]:
         "--die-with-parent", "--new-session",
         "--clearenv", *_each("--setenv", ENVIRONMENT.items()),
         *_files(),
-        "--proc", "/proc", "--remount-ro", "/proc",  # the kernel lets its own root, whatever it is called in here, write
-        "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev",  # settings in /proc/sys
+        # Read-only: where root runs this, the kernel would let it change settings in /proc/sys, namespaces or not
+        "--proc", "/proc", "--remount-ro", "/proc",
+        "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
         "--size", size, "--tmpfs", "/tmp", "--chdir", "/tmp",
         "--remount-ro", "/",
         "--", *argv,
@@ -159,9 +160,8 @@ def _remedy(said: str) -> str:
         return reason
     if "namespace" in said or "Operation not permitted" in said or "Permission denied" in said:
         return (
-            "namespaces are forbidden here, as in most containers: start the container with "
-            "`--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined`"
-            " or `--privileged`"
+            "namespaces are forbidden here, as in most containers: start the container with --privileged, or with "
+            "--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined"
         )
     return f"try it: {PROGRAM} --unshare-all --ro-bind / / true"
 
