@@ -1,4 +1,4 @@
-"""The command line: `areal-async run|check|eval|worker`.
+"""The command line: `areal-async run|check|eval|score|worker`.
 
 What always holds: exit code 0 where all is well, 1 where the thing failed, 2 where the command line or the
 configuration is wrong; an error that was foreseen is a message, without a traceback.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from areal_async import __version__
+from areal_async.cli_score import add_score
 from areal_async.cli_worker import add_worker
 from areal_async.errors import ArealError, ConfigError
 
@@ -27,7 +28,12 @@ INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments, further = parser.parse_known_args(argv)
+    if wrong := [text for text in further if text.startswith("-") or "=" not in text or "overrides" not in arguments]:
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+    if further:  # argparse takes positionals from one place only: these stand behind an option
+        arguments.overrides += further
     try:
         return int(arguments.do(arguments))
     except ConfigError as error:
@@ -54,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_check(commands)
     _add_eval(commands)
+    add_score(commands)
     add_worker(commands)
     return parser
 

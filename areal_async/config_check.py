@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from areal_async import config_machines, config_options
+from areal_async import config_machines, config_options, config_rewards
 from areal_async.config import Config
 from areal_async.config_file import Sources
 from areal_async.config_options import Finding
@@ -40,6 +40,8 @@ def problems(config: Config, sources: Sources) -> list[str]:
     """Everything that is wrong: `file:line: key.path: what; nearest valid value`. Empty for a configuration to run."""
     findings = [
         *config_options.findings(config),
+        *config_rewards.findings(config.reward),
+        *config_rewards.machine(config.reward),
         *_machine(config),
         *config_machines.findings(config),
         *_metrics(config),

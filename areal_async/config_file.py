@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import yaml
 
-from areal_async.config import Config
+from areal_async.config import Config, RewardConfig, Section
 from areal_async.config_types import Plain, TypeCheck
 from areal_async.config_yaml import (
     COMMAND_LINE,
@@ -76,6 +76,22 @@ def load_with_sources(path: str | Path, overrides: Sequence[str] = ()) -> tuple[
         _raise(problems)
     _resolve(values, check.places, Path(source).absolute().parent)
     return msgspec.convert(values, Config), Sources(source, check.places)
+
+
+class _RewardAlone(Section, frozen=True, kw_only=True):
+    reward: RewardConfig = RewardConfig()
+
+
+def reward_of_command_line(overrides: Sequence[str]) -> tuple[RewardConfig, Sources]:
+    """The section `reward` by itself; overrides: `reward.KEY=VALUE`. Raises ConfigError with all that is wrong."""
+    place = Place(COMMAND_LINE, 0)
+    tree = Entry(place, {})
+    problems = _override(tree, overrides)
+    check = TypeCheck(_RewardAlone)
+    values = check.config(tree)
+    if problems := problems + check.problems:
+        _raise(problems)
+    return msgspec.convert(values, _RewardAlone).reward, Sources(COMMAND_LINE, {"": place, **check.places})
 
 
 def dump_config(config: Config) -> str:

@@ -13,7 +13,7 @@ from areal_async.config import Config
 Finding: TypeAlias = tuple[str, str]
 """Key of the option to change, and what is wrong with it."""
 
-_IMPORT_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+IMPORT_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 # Arguments of the vLLM command that the run sets itself: another value would break what the trainer relies on.
 _OUR_ARGUMENTS: Final = {
@@ -157,11 +157,7 @@ def _optimiser(config: Config) -> Iterator[Finding]:
 
 def _imports(config: Config) -> Iterator[Finding]:
     """Import paths by their form; what stands behind them is loaded when the run starts."""
-    reward, workflow = config.reward, config.rollout.workflow
-    yield from _import_path("reward.function", reward.function, "exact", "function")
-    yield from _import_path("rollout.workflow", workflow, "single_turn", "Class")
-    if reward.exact_after is not None and reward.function != "exact":
-        yield "reward.exact_after", f"is only read by `exact`, and reward.function is {reward.function}; leave it out"
+    yield from _import_path("rollout.workflow", config.rollout.workflow, "single_turn", "Class")
     for argument in config.server.extra_args:
         name = argument.partition("=")[0]
         if name in _OUR_ARGUMENTS:
@@ -170,8 +166,8 @@ def _imports(config: Config) -> Iterator[Finding]:
 
 
 def _import_path(key: str, value: str, builtin: str, kind: str) -> Iterator[Finding]:
-    if value == builtin or _IMPORT_PATH.fullmatch(value):
+    if value == builtin or IMPORT_PATH.fullmatch(value):
         return
     module, _, name = value.replace("/", ".").replace(".py:", ":").rpartition(":" if ":" in value else ".")
-    nearest = f"{module}:{name}" if _IMPORT_PATH.fullmatch(f"{module}:{name}") else builtin
+    nearest = f"{module}:{name}" if IMPORT_PATH.fullmatch(f"{module}:{name}") else builtin
     yield key, f"must be {builtin}, or an import path module:{kind}, not {value!r}; try {nearest}"

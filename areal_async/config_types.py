@@ -133,10 +133,10 @@ class TypeCheck:
             leaves.setdefault(option.rpartition(".")[2], option)
         nearest = (
             (name if name in self._options else None)  # `train.lr: 1e-6` at the top
-            or KNOWN_ELSEWHERE.get(name)
+            or self._known_elsewhere(name)
             or _close(name, {n: join(path, n) for n in names}, 0.6)
             or leaves.get(name)
-            or _close(name, KNOWN_ELSEWHERE, 0.75)
+            or self._known_elsewhere(_close(name, {known: known for known in KNOWN_ELSEWHERE}, 0.75) or "")
             or _close(name, leaves, 0.8)
         )
         if nearest is None:
@@ -145,6 +145,10 @@ class TypeCheck:
             section, _, leaf = name.rpartition(".")
             return f"write it as `{leaf}:` indented under `{section}:`"
         return f"did you mean {nearest}?"
+
+    def _known_elsewhere(self, name: str) -> str | None:
+        option = KNOWN_ELSEWHERE.get(name)
+        return option if option in self._options else None
 
 
 def _takes_one_text(kind: inspect.VarTupleType | inspect.TupleType) -> bool:

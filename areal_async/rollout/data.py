@@ -129,31 +129,40 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ANY: Final = msgspec.json.Decoder()
 
 
-def _of_line(number: int, line: bytes, prompt_key: str, answer_key: str) -> Row:
+def object_of(line: bytes) -> dict[str, msgspec.Raw]:
+    """The columns of a line, each as it was written. Errors: DataError."""
     try:
         line.decode()  # the decoder passes over bytes that aren't text inside values it doesn't look at
-        values = _OBJECT.decode(line)
+        return _OBJECT.decode(line)
     except UnicodeDecodeError as error:
         raise DataError(f"not UTF-8 text (byte {error.start + 1})") from error
     except msgspec.ValidationError as error:
         raise DataError("not a JSON object; a row is {…} with a key for each column") from error
     except msgspec.DecodeError as error:
         raise DataError(f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise DataError("nested too deeply") from error
+
+
+def _of_line(number: int, line: bytes, prompt_key: str, answer_key: str) -> Row:
+    values = object_of(line)
     if prompt_key not in values:
         raise DataError(_no_column(prompt_key, "data.prompt_key", values))
-    prompt = _prompt(_decoded(prompt_key, values.pop(prompt_key)), prompt_key)
+    prompt = _prompt(decoded(prompt_key, values.pop(prompt_key)), prompt_key)
     answer = None
     if answer_key in values:
         raw = values.pop(answer_key)
-        answer = _answer(_decoded(answer_key, raw), answer_key, written=bytes(raw).decode().strip())
-    return Row(number, prompt, answer, {key: _msgpack(key, _decoded(key, raw)) for key, raw in values.items()})
+        answer = answer_text(decoded(answer_key, raw), answer_key, written=bytes(raw).decode().strip())
+    return Row(number, prompt, answer, {key: packed(key, decoded(key, raw)) for key, raw in values.items()})
 
 
-def _decoded(key: str, raw: msgspec.Raw) -> Json:
+def decoded(key: str, raw: msgspec.Raw) -> Json:
     try:
         value: Json = _ANY.decode(raw)
     except msgspec.DecodeError as error:
         raise DataError(f"column {key!r}: not JSON: {error}") from error
+    except RecursionError as error:
+        raise DataError(f"column {key!r}: nested too deeply") from error
     return value
 
 
@@ -177,8 +186,8 @@ def _of_values(number: int, values: dict[str, Json], prompt_key: str, answer_key
     return Row(
         number,
         prompt,
-        _answer(answer, answer_key, written=str(answer)),
-        {key: _msgpack(key, value) for key, value in values.items()},
+        answer_text(answer, answer_key, written=str(answer)),
+        {key: packed(key, value) for key, value in values.items()},
     )
 
 
@@ -193,7 +202,7 @@ def _no_column(key: str, option: str, values: Mapping[str, object]) -> str:
     return f"no column {key!r}; {known}"
 
 
-def _msgpack(key: str, value: Json) -> msgspec.Raw:
+def packed(key: str, value: Json) -> msgspec.Raw:
     try:
         return msgspec.Raw(msgspec.msgpack.encode(value))
     except OverflowError as error:
@@ -202,7 +211,7 @@ def _msgpack(key: str, value: Json) -> msgspec.Raw:
         raise DataError(f"column {key!r}: {error}; write it as text") from error
 
 
-def _answer(value: Json, key: str, written: str) -> str | None:
+def answer_text(value: Json, key: str, written: str) -> str | None:
     match value:
         case None | str():
             return value

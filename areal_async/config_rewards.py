@@ -1,0 +1,128 @@
+"""Whether the options of rewards go together, and with the data and this machine. Part of `config_check`; `score` asks
+the same.
+
+What always holds: nothing is started but a trial of the jail, and that only where model-written code is to be run; an
+option that would do nothing, or can't be right with the others, is named together with what to set instead.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from areal_async.config import RewardConfig
+from areal_async.config_options import IMPORT_PATH, Finding
+from areal_async.errors import RewardError
+from areal_async.messages import RewardOptions
+from areal_async.rewards import jail
+from areal_async.rewards.sums import terms
+
+READ_BY: Final = {
+    "exact_after": ("exact", "numeric", "choice"),
+    "sandbox": ("code",),
+    "math": ("math",),
+    "code": ("code",),
+    "numeric": ("numeric",),
+    "regex": ("regex",),
+    "http": ("http",),
+}
+"""Options, and sections of options, that only some rewards look at."""
+
+COMPARED: Final = ("exact", "numeric", "choice", "math")
+"""Rewards that compare with the answer of the data row."""
+
+BESIDE: Final = ("workers", "retries")  # of `RewardConfig`, what isn't about training
+
+
+def names(reward: RewardOptions) -> tuple[str, ...]:
+    """Of the rewards that are summed; none where `reward.function` can't be read."""
+    try:
+        return tuple(term.name for term in terms(reward.function))
+    except RewardError:
+        return ()
+
+
+def findings(reward: RewardConfig) -> Iterator[Finding]:
+    """What the options alone say."""
+    try:
+        used = [term.name for term in terms(reward.function)]
+    except RewardError as error:
+        yield "reward.function", f"{error}{_nearest_import(reward.function)}"
+        return
+    yield from _unread(reward, used)
+    if "regex" in used:
+        yield from _pattern(reward.regex.pattern)
+    if "http" in used and reward.http.url is None:
+        yield "reward.http.url", "missing; the reward http sends answers there, such as http://127.0.0.1:8000/score"
+    test, default = reward.code.test_timeout_s, RewardOptions().code.test_timeout_s
+    if "code" in used and test > reward.timeout_s and test != default:
+        what = f"{test:g} s of one test are more than reward.timeout_s ({reward.timeout_s:g}) has for all of them"
+        yield "reward.code.test_timeout_s", f"{what}; try {reward.timeout_s / 2:g}, or a longer reward.timeout_s"
+
+
+def of_training(reward: RewardConfig) -> Iterator[Finding]:
+    """Options that make advantages of what a check gave: where nothing is trained they do nothing."""
+    for name, default in _options(RewardConfig()):
+        if name not in (*RewardOptions.__struct_fields__, *BESIDE) and getattr(reward, name) != default:
+            yield f"reward.{name}", "is about training; here a reward is what the check gave; leave it out"
+
+
+def machine(reward: RewardConfig) -> Iterator[Finding]:
+    """Whether this machine can hold model-written code as it is asked to."""
+    if "code" in names(reward):
+        try:
+            jail.require(reward)
+        except RewardError as error:
+            yield "reward.sandbox", " ".join(str(error).split("\n")).removeprefix("reward.sandbox is ")
+
+
+def protection(reward: RewardOptions) -> list[str]:
+    """Lines that say what is between model-written code and this machine; none where no such code is run."""
+    if "code" not in names(reward):
+        return []
+    layers = jail.layers(reward)
+    lines = [f"model-written code runs in: {', '.join(layer.name for layer in layers if layer.on)}"]
+    return lines + [f"WARNING: without {layer.name}: {layer.why}" for layer in layers if not layer.on]
+
+
+def _unread(reward: RewardConfig, used: list[str]) -> Iterator[Finding]:
+    defaults = RewardOptions()
+    for option, readers in READ_BY.items():
+        if not set(readers) & set(used):
+            for key in _changed(getattr(reward, option), getattr(defaults, option), f"reward.{option}"):
+                only = " and ".join(f"`{name}`" for name in readers)
+                yield key, f"is only read by {only}, and reward.function is {reward.function}; leave it out"
+
+
+def _changed(value: object, default: object, key: str) -> Iterator[str]:
+    """Keys of the options, at `key` or under it, that are not as they are by default."""
+    if isinstance(value, msgspec.Struct) and isinstance(default, msgspec.Struct):
+        for name, inner in _options(default):
+            yield from _changed(getattr(value, name), inner, f"{key}.{name}")
+    elif value != default:
+        yield key
+
+
+def _options(struct: msgspec.Struct) -> Iterator[tuple[str, object]]:
+    for name in struct.__struct_fields__:
+        yield name, getattr(struct, name)
+
+
+def _pattern(pattern: str | None) -> Iterator[Finding]:
+    if pattern is None:
+        yield "reward.regex.pattern", r"missing; the reward regex looks for it, such as 'answer is (\d+)'"
+        return
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        yield "reward.regex.pattern", f"{pattern!r} is no regular expression: {error}"
+
+
+def _nearest_import(function: str) -> str:
+    module, _, name = function.replace("/", ".").replace(".py:", ":").rpartition(":" if ":" in function else ".")
+    nearest = f"{module}:{name}"
+    return f"; try {nearest}" if IMPORT_PATH.fullmatch(nearest) else ""
+
+
+# ---------------------------------------------------------------------------------------------------------------- data
