@@ -12,11 +12,12 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
 PR_SET_CHILD_SUBREAPER: Final = 36
+SWEEPS: Final = 20  # a bomb of Python processes stands still after two or three
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -55,12 +56,32 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def walk(pid: int) -> Iterator[int]:
+    """Children, their children and so on, parents first, each looked for when it is its turn."""
+    coming = children(pid)
+    for descendant in coming:  # grows while it is walked
+        yield descendant
+        coming.extend(children(descendant))
+
+
 def descendants(pid: int) -> list[int]:
-    """Children, their children and so on, parents first. A snapshot: repeat it until `waitpid` says "no children"."""
-    found = children(pid)
-    for descendant in found:  # grows while it is walked
-        found.extend(children(descendant))
-    return found
+    """All that `walk` finds. A snapshot: repeat it until `waitpid` says "no children"."""
+    return list(walk(pid))
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process with its descendants, also if they multiply meanwhile: first everything is made to stand still.
+
+    What nevertheless escapes (others woke it up) becomes a child of the sub-reaper above, which has to look.
+    """
+    stopped: set[int] = set()
+    for _ in range(SWEEPS):
+        moving = [found for found in (pid, *walk(pid)) if found not in stopped]
+        if not moving:
+            break
+        signal_all(moving, signal.SIGSTOP)
+        stopped.update(moving)
+    signal_all(stopped, signal.SIGKILL)
 
 
 def signal_all(pids: Iterable[int], number: signal.Signals) -> None:

@@ -8,12 +8,17 @@ What always holds:
 - a check is answered once, after its child has ended; whatever the check started is killed then, too: each check is a
   sub-reaper, so orphans of a living one are its own, and a child of this process that is no living check was left
   behind by a dead one;
-- nothing here waits for a check: output and results are read without blocking, and bounded;
+- a check over one of its limits is killed like a late one; what was forked to be a check and couldn't be made one is
+  `infrastructure`;
+- nothing here waits for a check: output and results are read without blocking, and bounded; one that is slow gives its
+  place to the next;
 - when the worker is gone, everything is killed; when this process is killed, the kernel kills the checks.
 """
 
 import array
+import contextlib
 import gc
+import math
 import os
 import resource
 import select
@@ -23,21 +28,20 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
 
 from areal_async import process_tree
 from areal_async.errors import RewardError
-from areal_async.messages import RewardSpec, ScoreTask
+from areal_async.messages import RewardSpec, ScoreTask, Verdict
+from areal_async.rewards import limits
 from areal_async.rewards.channel import Done, Job, Message, Ready, Unpacker, pack
+from areal_async.rewards.decoding import Decode, load_decoder
 from areal_async.rewards.loading import load
 from areal_async.rewards.verdicts import Check, Grader, Outcome, result_of
 
-OUTPUT_LIMIT_BYTES: Final = 1 << 20  # a check that prints more is killed: reading for ever would delay the others
 WHY_CHARACTERS: Final = 4000  # tail of a traceback or of the output; a result must fit into a pipe (64 KiB)
 EXTRACTED_CHARACTERS: Final = 1000
 READ_BYTES: Final = 1 << 16
@@ -45,17 +49,16 @@ LEFTOVER_S: Final = 0.005  # between looks at what a dead check left behind
 END_LIMIT_S: Final = 5.0  # what SIGKILL doesn't end in this time hangs in the kernel
 OOM_SCORE: Final = b"1000"  # if memory runs out, a check goes first, not a server or a trainer
 
-Decode = Callable[[list[int]], str]
-
 
 def main(arguments: list[str]) -> int:
     worker = socket.socket(fileno=int(arguments[0]))
     spec = msgspec.json.decode(arguments[1], type=RewardSpec)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller, which decides
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # three for each check that runs
     process_tree.become_subreaper()
     try:
-        grader, decode = load(spec), load_decoder(spec.model_path) if spec.model_path else _nothing_to_decode
+        grader, decode = load(spec), load_decoder(spec.model_path)
     except RewardError as error:
         worker.sendall(pack(Ready(str(error))))
         return 1
@@ -64,30 +67,6 @@ def main(arguments: list[str]) -> int:
     gc.freeze()  # what is loaded stays in pages that the checks share
     ForkServer(worker, spec, grader, decode).serve()
     return 0
-
-
-def load_decoder(model_path: str) -> Decode:
-    """From token ids to text, special tokens left out; RewardError if the model has no usable tokenizer."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads don't survive a fork
-    from tokenizers import Tokenizer
-
-    path = Path(model_path, "tokenizer.json")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise RewardError(
-            f"{path}: can't load the tokenizer ({error}); the model's folder needs a tokenizer.json, "
-            "as `save_pretrained` of a fast tokenizer writes it"
-        ) from None
-
-    def decode(token_ids: list[int]) -> str:
-        return str(tokenizer.decode(token_ids, skip_special_tokens=True))
-
-    return decode
-
-
-def _nothing_to_decode(token_ids: list[int]) -> str:
-    raise RewardError(f"{len(token_ids)} tokens to be checked, and this worker was started without a tokenizer")
 
 
 @dataclass
@@ -101,6 +80,9 @@ class _Running:
     output: int
     began: float
     deadline: float
+    watch: limits.Watch
+    look_at: float
+    slow: bool = False
     tail: bytearray = field(default_factory=bytearray)
     printed: int = 0
     ended_by: Outcome | None = None
@@ -112,8 +94,11 @@ class ForkServer:
     def __init__(self, worker: socket.socket, spec: RewardSpec, grader: Grader, decode: Decode) -> None:
         self._worker = worker
         self._timeout_s = spec.timeout_s
+        self._limits = spec.limits
+        self._address_bytes = limits.mapped_bytes()
         self._values = spec.values
-        self._concurrent = spec.concurrent
+        self._quick_places = spec.concurrent
+        self._slow_places = limits.places(spec) - spec.concurrent
         self._grader = grader
         self._decode = decode
         self._pid = os.getpid()
@@ -130,7 +115,7 @@ class ForkServer:
 
     def serve(self) -> None:
         while True:
-            while self._waiting and len(self._running) < self._concurrent:
+            while self._waiting and len(self._running) - self._slow() < self._quick_places:
                 self._start(self._waiting.popleft())
             for descriptor, _ in self._poll.poll(self._patience_ms()):
                 if descriptor == self._worker.fileno():
@@ -139,15 +124,18 @@ class ForkServer:
                         return
                 elif running := self._by_descriptor.get(descriptor):
                     self._look(running, descriptor)
-            self._end_late()
+            self._mind_the_running()
             if self._leftovers:
                 self._end_leftovers()
+
+    def _slow(self) -> int:
+        return sum(running.slow for running in self._running.values())
 
     def _patience_ms(self) -> float | None:
         if self._leftovers:
             return LEFTOVER_S * 1000
-        deadlines = [running.deadline for running in self._running.values() if running.ended_by is None]
-        return max(0.0, min(deadlines) - time.monotonic()) * 1000 + 1 if deadlines else None
+        times = [min(running.deadline, running.look_at) for running in self._running.values()]
+        return max(0.0, min(times) - time.monotonic()) * 1000 + 1 if times else None
 
     # ------------------------------------------------------------------------------------------- the worker's socket
 
@@ -184,23 +172,43 @@ class ForkServer:
     # --------------------------------------------------------------------------------------------------- one check
 
     def _start(self, job: Job) -> None:
-        result, result_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        output, output_end = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(output, False)
-        inherited = [self._worker.fileno(), result, output]
-        for other in self._running.values():
-            inherited += [other.pidfd, other.result, other.output]
         began = time.monotonic()
-        pid = os.fork()
-        if pid == 0:
-            _run(job, self._grader, self._decode, self._pid, inherited, result_end, output_end)
-        os.close(result_end)
-        os.close(output_end)
-        running = _Running(job, pid, os.pidfd_open(pid), result, output, began, began + self._timeout_s)
-        self._running[pid] = running
-        for descriptor in (running.pidfd, output):
+        try:
+            running = self._forked(job, began)
+        except OSError as error:  # no process, no descriptor, no memory: nothing that the answer could help
+            lost = Outcome("infrastructure", f"a process for the check could not be made: {error}")
+            self._say(Done(job.number, result_of(job.task, lost, self._values, time.monotonic() - began)))
+            return
+        self._running[running.pid] = running
+        for descriptor in (running.pidfd, running.output):
             self._by_descriptor[descriptor] = running
             self._poll.register(descriptor, select.POLLIN)
+
+    def _forked(self, job: Job, began: float) -> _Running:
+        """OSError if it can't be; then nothing of it is left."""
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            result, result_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            ours.callback(os.close, result)
+            theirs.callback(os.close, result_end)
+            output, output_end = os.pipe2(os.O_CLOEXEC)
+            ours.callback(os.close, output)
+            theirs.callback(os.close, output_end)
+            os.set_blocking(output, False)
+            inherited = [self._worker.fileno(), result, output]
+            for other in self._running.values():
+                inherited += [other.pidfd, other.result, other.output]
+            pid = os.fork()
+            if pid == 0:
+                self._be_check(job, inherited, result_end, output_end)
+            try:
+                pidfd = os.pidfd_open(pid)
+            except OSError:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise
+            ours.pop_all()
+        watch = limits.Watch(pid, self._limits, began)
+        return _Running(job, pid, pidfd, result, output, began, began + self._timeout_s, watch, began + limits.LOOK_S)
 
     def _look(self, running: _Running, descriptor: int) -> None:
         if descriptor == running.pidfd:
@@ -216,19 +224,34 @@ class ForkServer:
             return True
         running.printed += len(printed)
         running.tail = (running.tail + printed)[-WHY_CHARACTERS:]
-        if running.printed > OUTPUT_LIMIT_BYTES and running.ended_by is None:
-            self._end(running, Outcome("crash", f"printed more than {OUTPUT_LIMIT_BYTES} bytes, and was killed"))
+        if running.printed > self._limits.output_kib << 10 and running.ended_by is None:
+            self._end(running, "crash", f"printed more than {self._limits.output_kib} KiB (reward.limits.output_kib)")
         return bool(printed)
 
-    def _end_late(self) -> None:
+    def _mind_the_running(self) -> None:
+        """End those that are late or over a limit; let those that are slow wait for nobody."""
         now = time.monotonic()
         for running in self._running.values():
-            if running.ended_by is None and running.deadline <= now:
-                self._end(running, Outcome("timeout", f"not done after {self._timeout_s:g} s, and was killed"))
+            if running.deadline <= now and running.ended_by is None:
+                self._end(running, "timeout", f"not done after {self._timeout_s:g} s")
+            elif running.look_at <= now:
+                self._mind(running, now)
 
-    def _end(self, running: _Running, why: Outcome) -> None:
-        running.ended_by = why
-        process_tree.signal_all([*process_tree.descendants(running.pid), running.pid], signal.SIGKILL)
+    def _mind(self, running: _Running, now: float) -> None:
+        running.look_at = now + limits.LOOK_S
+        if running.ended_by is not None:
+            process_tree.kill_tree(running.pid)  # again: SIGKILL is certain, but not what was alive to be sent it
+        elif over := running.watch.look(now):
+            self._end(running, "crash", over)
+        elif not running.slow and now - running.began > limits.SLOW_S and self._slow() < self._slow_places:
+            running.slow = True
+            limits.lower(running.pid)
+
+    def _end(self, running: _Running, verdict: Verdict, why: str) -> None:
+        running.ended_by = Outcome(verdict, f"{why}, and was killed")
+        running.deadline = math.inf
+        running.look_at = time.monotonic() + limits.LOOK_S
+        process_tree.kill_tree(running.pid)
 
     def _finish(self, running: _Running) -> None:
         _, status = os.waitpid(running.pid, 0)
@@ -251,13 +274,47 @@ class ForkServer:
         except KeyError:
             return  # it was closed by the check before
 
+    # ------------------------------------------------------------------------------------------- in the forked child
+
+    def _be_check(self, job: Job, inherited: list[int], result: int, output: int) -> NoReturn:
+        try:
+            process_tree.die_with_parent(self._pid)
+            process_tree.become_subreaper()
+            os.setsid()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for descriptor in inherited:
+                os.close(descriptor)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
+                file.write(OOM_SCORE)
+            os.nice(limits.CHECK_NICE)
+            limits.nice_session("self", limits.CHECK_NICE)
+            limits.set_limits(self._limits, self._address_bytes)
+            os.write(result, msgspec.msgpack.encode(self._graded(job)))
+        finally:
+            os._exit(0)
+
+    def _graded(self, job: Job) -> Outcome:
+        try:
+            found = self._grader(_check_of(job.task, job.token_ids, self._decode))
+        except BaseException as error:  # also SystemExit: a check that leaves has not given a reward
+            limits.spare_memory()
+            why = traceback.format_exc()
+            if isinstance(error, MemoryError):
+                why += limits.out_of_memory(self._limits.memory_mib)
+            return Outcome("crash", why[-WHY_CHARACTERS:])
+        return msgspec.structs.replace(
+            found, why=found.why[-WHY_CHARACTERS:], extracted=found.extracted[-EXTRACTED_CHARACTERS:]
+        )
+
     # --------------------------------------------------------------------------------------------- what checks started
 
     def _end_leftovers(self) -> None:
         """Kill children that are no living check. Their own children come to us then: again, until there is none."""
         strangers = set(process_tree.children(self._pid)) - self._running.keys() - self._kept
         for stranger in strangers:
-            process_tree.signal_all([*process_tree.descendants(stranger), stranger], signal.SIGKILL)
+            process_tree.kill_tree(stranger)
             os.waitpid(stranger, os.WNOHANG)
         self._leftovers = bool(strangers)
 
@@ -285,39 +342,6 @@ def _outcome_of(running: _Running, exit_code: int) -> Outcome:
         end = f"ended the process with exit code {exit_code}"
     tail = running.tail.decode(errors="replace")
     return Outcome("crash", f"{end} before it gave a reward" + (f"; its output ends:\n{tail}" if tail else ""))
-
-
-# ------------------------------------------------------------------------------------------------- in the forked child
-
-
-def _run(
-    job: Job, grader: Grader, decode: Decode, parent: int, inherited: list[int], result: int, output: int
-) -> NoReturn:
-    try:
-        process_tree.die_with_parent(parent)
-        process_tree.become_subreaper()
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        for descriptor in inherited:
-            os.close(descriptor)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
-            file.write(OOM_SCORE)
-        found = _graded(job, grader, decode)
-        os.write(result, msgspec.msgpack.encode(found))
-    finally:
-        os._exit(0)
-
-
-def _graded(job: Job, grader: Grader, decode: Decode) -> Outcome:
-    try:
-        found = grader(_check_of(job.task, job.token_ids, decode))
-    except BaseException:  # also SystemExit: a check that leaves has not given a reward
-        return Outcome("crash", traceback.format_exc()[-WHY_CHARACTERS:])
-    return msgspec.structs.replace(
-        found, why=found.why[-WHY_CHARACTERS:], extracted=found.extracted[-EXTRACTED_CHARACTERS:]
-    )
 
 
 def _check_of(task: ScoreTask, token_ids: bytes, decode: Decode) -> Check:

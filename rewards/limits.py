@@ -11,6 +11,7 @@ may have.
 import contextlib
 import os
 import resource
+import time
 from typing import Final
 
 from areal_async import process_tree
@@ -28,6 +29,7 @@ LOOK_S: Final = (
     0.025  # between looks at a check, the first at that age: a bomb makes some 10 processes in a millisecond
 )
 EXACT_S: Final = 0.25  # between exact looks at memory, which cost milliseconds for a large check
+EXACT_SHARE: Final = 10  # of a core's time, exact looks at a check that seems too large may take one in so many
 SPARE_BYTES: Final = 64 << 20  # a check that ran out of memory may still say so
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -38,3 +40,114 @@ MEMFD: Final = "/memfd:"
 def places(options: RewardOptions) -> int:
     """Checks that one worker may have running at the same time, slow ones included."""
     return options.concurrent * (1 + SLOW_PLACES)
+
+
+def set_limits(limits: Limits, address_bytes: int) -> None:
+    """The kernel's limits for the calling process and for all it will start.
+
+    address_bytes: what the process that checks are forked from maps; a check may have `memory_mib` more.
+    """
+    soft = address_bytes + limits.memory_mib * MIB
+    resource.setrlimit(resource.RLIMIT_AS, (soft, soft + SPARE_BYTES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits.open_files, limits.open_files))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_mib * MIB, limits.file_mib * MIB))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def spare_memory() -> None:
+    """Let a check that ran out of address space have a little more, to say so."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def mapped_bytes() -> int:
+    """Address space of the calling process."""
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        return int(file.read().split()[0]) * PAGE_BYTES
+
+
+def lower(pid: int) -> None:
+    """Let quick checks go before this one, with all it has started and will start."""
+    for process in (pid, *process_tree.walk(pid)):
+        with contextlib.suppress(OSError):  # it has just ended
+            for thread in os.listdir(f"/proc/{process}/task"):
+                os.setpriority(os.PRIO_PROCESS, int(thread), SLOW_NICE)
+        nice_session(process, SLOW_NICE)
+
+
+def nice_session(process: int | str, nice: int) -> None:
+    """Where the scheduler groups tasks by session, their nice values hold within it only: the session has one, too."""
+    with (
+        contextlib.suppress(OSError),  # not this kernel's, or not allowed twice in 0.1 s: a courtesy, no guarantee
+        open(f"/proc/{process}/autogroup", "wb", buffering=0) as file,
+    ):
+        file.write(str(nice).encode())
+
+
+class Watch:
+    """Looks at one check's processes from outside."""
+
+    def __init__(self, pid: int, limits: Limits, began: float) -> None:
+        self._pid = pid
+        self._processes = limits.processes
+        self._memory_mib = limits.memory_mib
+        self._exact_at = began + EXACT_S
+        self._again_at = began
+
+    def look(self, now: float) -> str:
+        """Over which limit the check is; "" if over none."""
+        tasks, resident, pids = 0, 0, []
+        for pid in (self._pid, *process_tree.walk(self._pid)):
+            pids.append(pid)
+            with contextlib.suppress(OSError):  # it has just ended
+                tasks += os.stat(f"/proc/{pid}/task").st_nlink - 2  # cheaper than a list of threads
+                resident += _resident_bytes(pid)
+            if tasks > self._processes:
+                return f"had more than {self._processes} processes and threads (reward.limits.processes)"
+        # `resident` counts for each process anew what they share, also with the one that checks are forked from
+        suspicious = resident > self._memory_mib * MIB and now >= self._again_at
+        if (suspicious or now >= self._exact_at) and self._used_bytes(pids, now) > self._memory_mib * MIB:
+            return out_of_memory(self._memory_mib)
+        return ""
+
+    def _used_bytes(self, pids: list[int], now: float) -> int:
+        begin = time.monotonic()
+        own, shared, files = 0, 0, dict[tuple[int, int], int]()
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                memory = _proportional(pid)
+                shared += memory.get("Pss_Shmem", 0)
+                own += memory.get("Pss", 0) - memory.get("Pss_Shmem", 0)
+            files.update(_memory_files(pid))
+        self._exact_at = now + EXACT_S
+        self._again_at = now + EXACT_SHARE * (time.monotonic() - begin)
+        return own + max(shared, sum(files.values()))  # what of a memory file is mapped, is in both
+
+
+def out_of_memory(memory_mib: int) -> str:
+    return f"used more than {memory_mib} MiB (reward.limits.memory_mib)"
+
+
+def _resident_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
+        return int(file.read().split()[1]) * PAGE_BYTES
+
+
+def _proportional(pid: int) -> dict[str, int]:
+    """Bytes by their name in `smaps_rollup`, where a page of n processes counts 1/n for each."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii", errors="replace") as file:
+        rows = [line.split() for line in file.readlines()[1:]]
+    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if row[0].startswith("Pss")}
+
+
+def _memory_files(pid: int) -> dict[tuple[int, int], int]:
+    """Bytes in the memory files (memfd_create) that a process holds, mapped or not, by device and inode."""
+    found: dict[tuple[int, int], int] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{name}"
+            with contextlib.suppress(OSError):  # just closed
+                if os.readlink(path).startswith(MEMFD):
+                    status = os.stat(path)
+                    found[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return found
