@@ -108,38 +108,40 @@ class _Parser:
         found: list[Term] = []
         places: dict[str, int] = {}
         while not found or self._token.kind != "end":
-            factor = self._sign(required=bool(found))
-            weight = self._weight()
+            if found and not self._at_sign():
+                raise self._error(self._token.at, self._unjoined())
+            weight = self._sign() * self._weight()
             name, at = self._name()
             if name in places:
-                raise self._error(
-                    at, f"{name} stands at character {places[name] + 1} already; write it once, with one weight"
-                )
+                where = f"character {places[name] + 1}"
+                raise self._error(at, f"{name} stands at {where} already; write it once, with one weight")
             places[name] = at
-            found.append(Term(factor * weight, name))
+            found.append(Term(weight, name))
         return tuple(found)
 
-    def _sign(self, *, required: bool) -> float:
-        sign = self._token
-        if sign.kind == "sign" and sign.text in "+-":
-            self._token = self._read()
-            return -1.0 if sign.text == "-" else 1.0
-        if required:
-            what = f"{self._shown(sign)} after a term; join terms by + or -"
-            if sign.text == "*":
-                what = "a weight stands before the name: 0.5*math"
-            raise self._error(sign.at, what)
-        return 1.0
+    def _at_sign(self) -> bool:
+        return self._token.text in ("+", "-")
+
+    def _unjoined(self) -> str:
+        if self._token.text == "*":
+            return "a weight stands before the name: 0.5*math"
+        return f"{self._shown(self._token)} after a term; join terms by + or -"
+
+    def _sign(self) -> float:
+        if not self._at_sign():
+            return 1.0
+        sign = self._token.text
+        self._token = self._read()
+        return -1.0 if sign == "-" else 1.0
 
     def _weight(self) -> float:
-        factor = 1.0
-        if self._token.kind == "sign" and self._token.text in "+-":
-            factor = self._sign(required=True)
-            if self._token.kind != "number":
-                raise self._error(self._token.at, f"a weight must follow two signs, not {self._shown(self._token)}")
-        if self._token.kind != "number":
-            return factor
+        signed = self._at_sign()  # a second sign is the number's own: math + -0.1*my_rewards:long
+        factor = self._sign()
         weight = self._token
+        if weight.kind != "number":
+            if signed:
+                raise self._error(weight.at, f"a weight must follow two signs, not {self._shown(weight)}")
+            return factor
         number = self._number(weight)
         self._token = self._read()
         if self._token.text != "*":
@@ -152,7 +154,7 @@ class _Parser:
         try:
             number = float(token.text)
         except ValueError:
-            raise self._error(token.at, f"the weight {token.text!r} is no number; write it as in 0.5*math")
+            raise self._error(token.at, f"the weight {token.text!r} is no number; write it as in 0.5*math") from None
         if not math.isfinite(number):
             raise self._error(token.at, f"the weight {token.text} is not finite; write it as in 0.5*math")
         return number
