@@ -95,7 +95,8 @@ class Sandbox:
         self._received: deque[Message] = deque()
         self._marker = uuid.uuid4().hex
         environment = {**os.environ, MARKER: self._marker}
-        environment.pop(SECRET, None)  # the user's code has no business with it
+        for secret in (SECRET, self._spec.http.token_env or SECRET):
+            environment.pop(secret, None)  # what is checked has no business with it
         with theirs:
             self._process = subprocess.Popen(
                 [
