@@ -32,7 +32,10 @@ READ_BY: Final = {
 COMPARED: Final = ("exact", "numeric", "choice", "math")
 """Rewards that compare with the answer of the data row."""
 
-BESIDE: Final = ("workers", "retries")  # of `RewardConfig`, what isn't about training
+OF_TRAINING: Final = (
+    "scale", "bias", "min_tokens", "max_tokens", "truncated_penalty", "overlong_tokens", "overlong_penalty",
+)  # fmt: skip
+"""Options that make advantages of what a check gave."""
 
 
 def names(reward: RewardOptions) -> tuple[str, ...]:
@@ -48,7 +51,9 @@ def findings(reward: RewardConfig) -> Iterator[Finding]:
     try:
         used = [term.name for term in terms(reward.function)]
     except RewardError as error:
-        yield "reward.function", f"{error}{_nearest_import(reward.function)}"
+        nearest = _nearest_import(reward.function)
+        what = f"{reward.function!r} is no reward; try {nearest}" if nearest else str(error)
+        yield "reward.function", what
         return
     yield from _unread(reward, used)
     if "regex" in used:
@@ -62,9 +67,10 @@ def findings(reward: RewardConfig) -> Iterator[Finding]:
 
 
 def of_training(reward: RewardConfig) -> Iterator[Finding]:
-    """Options that make advantages of what a check gave: where nothing is trained they do nothing."""
-    for name, default in _options(RewardConfig()):
-        if name not in (*RewardOptions.__struct_fields__, *BESIDE) and getattr(reward, name) != default:
+    """Options that do nothing where nothing is trained."""
+    defaults = RewardConfig()
+    for name in OF_TRAINING:
+        if getattr(reward, name) != getattr(defaults, name):
             yield f"reward.{name}", "is about training; here a reward is what the check gave; leave it out"
 
 
@@ -91,22 +97,19 @@ def _unread(reward: RewardConfig, used: list[str]) -> Iterator[Finding]:
     for option, readers in READ_BY.items():
         if not set(readers) & set(used):
             for key in _changed(getattr(reward, option), getattr(defaults, option), f"reward.{option}"):
-                only = " and ".join(f"`{name}`" for name in readers)
+                only = " and ".join(
+                    ", ".join(f"`{name}`" for name in part) for part in (readers[:-1], readers[-1:]) if part
+                )
                 yield key, f"is only read by {only}, and reward.function is {reward.function}; leave it out"
 
 
 def _changed(value: object, default: object, key: str) -> Iterator[str]:
     """Keys of the options, at `key` or under it, that are not as they are by default."""
     if isinstance(value, msgspec.Struct) and isinstance(default, msgspec.Struct):
-        for name, inner in _options(default):
-            yield from _changed(getattr(value, name), inner, f"{key}.{name}")
+        for name in default.__struct_fields__:
+            yield from _changed(getattr(value, name), getattr(default, name), f"{key}.{name}")
     elif value != default:
         yield key
-
-
-def _options(struct: msgspec.Struct) -> Iterator[tuple[str, object]]:
-    for name in struct.__struct_fields__:
-        yield name, getattr(struct, name)
 
 
 def _pattern(pattern: str | None) -> Iterator[Finding]:
@@ -119,10 +122,11 @@ def _pattern(pattern: str | None) -> Iterator[Finding]:
         yield "reward.regex.pattern", f"{pattern!r} is no regular expression: {error}"
 
 
-def _nearest_import(function: str) -> str:
+def _nearest_import(function: str) -> str | None:
+    """What `my/rewards.py:score` and `my.rewards.score` are meant to be."""
     module, _, name = function.replace("/", ".").replace(".py:", ":").rpartition(":" if ":" in function else ".")
     nearest = f"{module}:{name}"
-    return f"; try {nearest}" if IMPORT_PATH.fullmatch(nearest) else ""
+    return nearest if IMPORT_PATH.fullmatch(nearest) else None
 
 
 # ---------------------------------------------------------------------------------------------------------------- data

@@ -118,13 +118,27 @@ def test_the_message_of_the_style_guide(project):
         (["weights.wave=2"], ["command line: weights.wave: 2 is more than there are servers (1); try 1"]),
         (["train.lr=1e6"], ["command line: train.lr: 1e+06 is no learning rate; it must be at most 1; try 1e-06"]),
         (["train.betas=[1,-0.5]"], ["command line: train.betas[0]: must be ≥ 0 and < 1, not 1; try 0.9", "command line: train.betas[1]: must be ≥ 0 and < 1, not -0.5; try 0.95"]),  # noqa: E501
-        (["reward.function=Exact"], ["command line: reward.function: must be exact, or an import path module:function, not 'Exact'; try exact"]),  # noqa: E501
-        (["reward.function=my/rewards.py:score"], ["command line: reward.function: must be exact, or an import path module:function, not 'my/rewards.py:score'; try my.rewards:score"]),  # noqa: E501
-        (["reward.function=rewards.score"], ["command line: reward.function: must be exact, or an import path module:function, not 'rewards.score'; try rewards:score"]),  # noqa: E501
+        (["reward.function=Exact"], ["command line: reward.function: 'Exact' is no reward; write one of exact, numeric, regex, choice, math, code, reasoning_gym, http, or `module:function`, one of your own; did you mean 'exact'?"]),  # noqa: E501
+        (["reward.function=my/rewards.py:score"], ["command line: reward.function: 'my/rewards.py:score' is no reward; try my.rewards:score"]),  # noqa: E501
+        (["reward.function=rewards.score"], ["command line: reward.function: 'rewards.score' is no reward; try rewards:score"]),  # noqa: E501
+        (["reward.function=exact + mine:tidy", "reward.exact_after=x"], []),
+        (["reward.function=0.9*exact 0.1*mine:tidy"], ["command line: reward.function: '0.9*exact 0.1*mine:tidy', character 11: '0.1' after a term; join terms by + or -"]),  # noqa: E501
         (["reward.function=rewards:score"], []),
         (["rollout.workflow=a.b:C"], []),
         (["rollout.workflow=a:b:C"], ["command line: rollout.workflow: must be single_turn, or an import path module:Class, not 'a:b:C'; try single_turn"]),  # noqa: E501
-        (["reward.function=a:b", "reward.exact_after=x"], ["command line: reward.exact_after: is only read by `exact`, and reward.function is a:b; leave it out"]),  # noqa: E501
+        (["reward.function=a:b", "reward.exact_after=x"], ["command line: reward.exact_after: is only read by `exact`, `numeric` and `choice`, and reward.function is a:b; leave it out"]),  # noqa: E501
+        (["reward.sandbox=rlimits"], ["command line: reward.sandbox: is only read by `code`, and reward.function is exact; leave it out"]),  # noqa: E501
+        (["reward.math.last_number=true"], ["command line: reward.math.last_number: is only read by `math`, and reward.function is exact; leave it out"]),  # noqa: E501
+        (["reward.math.last_number=false", "reward.limits.memory_mib=100"], []),
+        (["reward.function=regex"], ["command line: reward.regex.pattern: missing; the reward regex looks for it, such as 'answer is (\\d+)'"]),  # noqa: E501
+        (["reward.function=regex", "reward.regex.pattern=("], ["command line: reward.regex.pattern: '(' is no regular expression: missing ), unterminated subpattern at position 0"]),  # noqa: E501
+        (["reward.function=http"], ["command line: reward.http.url: missing; the reward http sends answers there, such as http://127.0.0.1:8000/score"]),  # noqa: E501
+        (["reward.min_tokens=17"], ["command line: reward.min_tokens: 17 is more than rollout.max_new_tokens (16): no answer would have a reward; try 1"]),  # noqa: E501
+        (["reward.min_tokens=16", "reward.max_tokens=16"], []),
+        (["reward.min_tokens=5", "reward.max_tokens=4"], ["command line: reward.max_tokens: must lie between reward.min_tokens (5) and rollout.max_new_tokens (16), not 4; try 16, or null"]),  # noqa: E501
+        (["reward.max_tokens=17"], ["command line: reward.max_tokens: must lie between reward.min_tokens (0) and rollout.max_new_tokens (16), not 17; try 16, or null"]),  # noqa: E501
+        (["reward.scale=10", "reward.bias=-5"], []),
+        (["reward.scale=10", "train.advantage=areal_paper"], ["command line: reward.scale: areal_paper has its own ±5 in place of 1 and 0; leave scale and bias out"]),  # noqa: E501
         (["server.extra_args=[--dtype=half, --uds, x, --foo]"], ["command line: server.extra_args: --dtype is set by the run itself; set model.dtype instead", "command line: server.extra_args: --uds is set by the run itself; leave it out"]),  # noqa: E501
         (["server.cores=a"], ["command line: server.cores: 'a' is no list of cores; write them as 0, 0-3 or 0,2, and | between two processes"]),  # noqa: E501
         (["server.cores=0|0"], ["command line: server.cores: names cores for 2, but rollout.servers is 1; write one part, without |"]),  # noqa: E501
