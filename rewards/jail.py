@@ -23,7 +23,13 @@ from areal_async.errors import RewardError
 from areal_async.messages import RewardOptions
 
 PROGRAM: Final = "bwrap"
-ENVIRONMENT: Final = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONUTF8": "1"}
+ENVIRONMENT: Final = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONUTF8": "1",
+    "PYTHONHASHSEED": "0",  # sets of strings in the same order each time: the same verdict each time
+}
 NOBODY: Final = "65534"
 TRIAL_S: Final = 10.0  # it takes 20 ms; a machine under load takes longer
 SYSTEM: Final = ("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/share")
