@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     parser = _parser()
     arguments, further = parser.parse_known_args(argv)
-    if wrong := [text for text in further if text.startswith("-") or "=" not in text or "overrides" not in arguments]:
+    if wrong := [text for text in further if text.startswith("-") or "overrides" not in arguments]:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
     if further:  # argparse takes positionals from one place only: these stand behind an option
         arguments.overrides += further

@@ -77,11 +77,9 @@ def add_score(commands: "Commands") -> None:
     )
     parser.add_argument("--timeout", metavar="S", help="deadline of a check, seconds (reward.timeout_s; default 10)")
     parser.add_argument("--workers", metavar="N", help="worker processes (reward.workers; default: one for each core)")
+    parser.add_argument("file", metavar="FILE.jsonl", help="records; - for standard input")
     parser.add_argument(
-        "overrides",
-        metavar=("FILE.jsonl", "key=value"),
-        nargs="+",
-        help="records (- for standard input), and options of the section `reward` (docs/configuration.md)",
+        "overrides", metavar="key=value", nargs="*", help="options of the section `reward` (docs/configuration.md)"
     )
     parser.set_defaults(do=score)
 
@@ -90,7 +88,7 @@ def score(arguments: argparse.Namespace) -> int:
     """`areal-async score`."""
     import uvloop
 
-    name, overrides = _file(arguments.overrides)
+    name, overrides = _file([arguments.file, *arguments.overrides])
     with _input(name) as source:
         config, spec = _reward(arguments, overrides)
         try:

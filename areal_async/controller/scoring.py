@@ -18,17 +18,17 @@ import msgspec
 import numpy as np
 
 from areal_async.config import RewardConfig
-from areal_async.controller.checks import Pool
+from areal_async.controller.checks import KeptPool, Pool
 from areal_async.controller.controller import first_cause
 from areal_async.controller.crew import Crew
-from areal_async.errors import DataError, LaunchError
+from areal_async.errors import DataError
 from areal_async.launch.recipes import Recipes
 from areal_async.messages import Hello, RewardSpec, ScoreResult
 from areal_async.rollout.completions import Record
 from areal_async.wire.router import Router
 
-WINDOW: Final = 4096  # records that may be done behind one that isn't, so that a slow check stops nobody
-WINDOW_BYTES: Final = 64 << 20  # and what their lines may take: some have megabytes of tests
+WINDOW: Final = 4096  # records that are read and not written: those behind a slow check go on meanwhile
+WINDOW_BYTES: Final = 64 << 20  # what their lines may take: some have megabytes of tests
 BATCH: Final = 256  # results that are written at once
 
 NO_TOKENS: Final = np.zeros(0, np.int32)
@@ -63,9 +63,11 @@ async def score(
             async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
                 crew = Crew(group)
                 pool = await _start(config, spec, Path(folder), recipes or Recipes(), crew, stack)
-                started()
-                await _Window(pool, crew, config.workers * config.concurrent).score(records, write)
-                await crew.dismiss()
+                try:
+                    started()
+                    await _Window(pool, crew).score(records, write)
+                finally:
+                    await crew.dismiss()  # before the workers end, which is no loss then
         except BaseExceptionGroup as errors:
             raise first_cause(errors) from None
 
@@ -80,16 +82,12 @@ async def _start(
         return pool.on_joined(hello)
 
     def lost(name: str, why: str) -> None:
-        crew.start(_raise(LaunchError(f"{name}: {why}")), f"loss of {name}")
+        pool.on_lost(name, why)
 
     router = await stack.enter_async_context(Router(address, secret, joined, lost))
-    pool = Pool(config, spec, recipes, router, crew, joined=lambda _: None, lost=lost)
+    pool = KeptPool(config, spec, recipes, router, crew)
     await pool.start(stack, address, secret, folder, lambda name: folder / f"{name}.log")
     return pool
-
-
-async def _raise(error: Exception) -> None:
-    raise error
 
 
 class _Held:
@@ -102,12 +100,11 @@ class _Held:
 
 
 class _Window:
-    """Records between reading and writing. places: checks in flight at a time."""
+    """Records between reading and writing; the pool has their checks wait for places, in order."""
 
-    def __init__(self, pool: Pool, crew: Crew, places: int) -> None:
+    def __init__(self, pool: Pool, crew: Crew) -> None:
         self._pool = pool
         self._crew = crew
-        self._free = places
         self._held: deque[_Held] = deque()
         self._bytes = 0
         self._read_all = False
@@ -145,17 +142,15 @@ class _Window:
                 )
                 self._changed.notify_all()
             else:
-                self._free -= 1
                 self._crew.start(self._check(held), f"check of line {record.line}")
 
     def _has_room(self) -> bool:
-        """The first record is always in flight or done, so room comes again."""
-        return self._free > 0 and len(self._held) < WINDOW and (self._bytes < WINDOW_BYTES or not self._held)
+        """The first record is always being checked or done, so room comes again."""
+        return len(self._held) < WINDOW and (self._bytes < WINDOW_BYTES or not self._held)
 
     async def _check(self, held: _Held) -> None:
         assert held.record.task is not None
         result = await self._pool.check(held.record.task, NO_TOKENS)
-        self._free += 1
         held.result = result
         held.record = msgspec.structs.replace(held.record, task=None)  # its tests may be megabytes
         self._bytes -= held.size

@@ -18,6 +18,7 @@ from areal_async.rollout.values import Json
 
 LINE_BYTES: Final = 256 << 20  # the longest line; the tests of a problem can be tens of megabytes
 
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 ELSEWHERE: Final = ("response", "output", "generation", "text", "solution")  # what others call a completion
 FINISHES: Final[dict[Json, FinishReason]] = {None: "stop", "stop": "stop", "length": "length"}
 
@@ -38,8 +39,9 @@ class Record(msgspec.Struct, frozen=True):
 async def records(chunks: AsyncIterator[bytes], name: str) -> AsyncIterator[Record]:
     """The records of a stream; blank lines are passed over. name: of the file, for errors. Errors: DataError."""
     async for number, line in _lines(chunks, name):
-        if number == 1 and line[:1] == b"[":
-            raise DataError(f"{name}:1: begins a JSON list; write one JSON object a line, without commas between")
+        if number == 1:
+            line = line.removeprefix(BYTE_ORDER_MARK)
+            _look_at_form(line, name)
         if line.strip():
             try:
                 yield _record(number, line)
@@ -51,10 +53,6 @@ async def _lines(chunks: AsyncIterator[bytes], name: str) -> AsyncIterator[tuple
     """Lines with their numbers from 1, without their ends."""
     number, begun = 1, bytearray()
     async for chunk in chunks:
-        if number == 1 and not begun:
-            if chunk[:4] == b"PAR1":
-                raise DataError(f"{name}: is a Parquet file; score reads JSON lines")
-            chunk = chunk.removeprefix(b"\xef\xbb\xbf")
         *whole, rest = chunk.split(b"\n")
         for piece in whole:
             yield number, bytes(begun) + piece
@@ -65,6 +63,13 @@ async def _lines(chunks: AsyncIterator[bytes], name: str) -> AsyncIterator[tuple
             raise DataError(f"{name}:{number}: a line of more than {LINE_BYTES >> 20} MiB")
     if begun:
         yield number, bytes(begun)
+
+
+def _look_at_form(line: bytes, name: str) -> None:
+    if line.startswith(b"PAR1"):
+        raise DataError(f"{name}: is a Parquet file; score reads JSON lines")
+    if line.startswith(b"["):
+        raise DataError(f"{name}:1: begins a JSON list; write one JSON object a line, without commas between")
 
 
 def _record(number: int, line: bytes) -> Record:
