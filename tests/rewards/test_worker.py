@@ -17,8 +17,10 @@ import pytest
 
 from areal_async.errors import WireError
 from areal_async.launch.child import Child, ChildSpec
-from areal_async.messages import Hello, Probe, RewardSpec, ScoreResult, ScoreTask
+from areal_async.messages import Hello, HttpOptions, Probe, RewardSpec, ScoreResult, ScoreTask
 from areal_async.wire.router import Router
+
+from .judge import serving
 
 SpecOf = Callable[..., RewardSpec]
 TaskOf = Callable[..., ScoreTask]
@@ -47,6 +49,10 @@ async def worker_at(folder: Path, spec: RewardSpec, secret: str = SECRET) -> Asy
         )
         async with child:
             yield router, child
+
+
+def as_text(task: ScoreTask) -> ScoreTask:
+    return msgspec.structs.replace(task, response="the response")
 
 
 async def ask(router: Router, task: ScoreTask, tokens: bytes, number: int = 0) -> ScoreResult:
@@ -102,6 +108,57 @@ async def test_a_killed_sandbox_is_replaced_under_the_same_worker(
         sandbox.kill()
         assert (await lost).verdict == "infrastructure"
         assert (await ask(router, task_of(), encode("fast"), 2)).reward == 1.0
+
+
+@pytest.mark.slow
+async def test_a_judge_alone_has_as_many_checks_as_connections(folder: Path, spec_of: SpecOf, task_of: TaskOf) -> None:
+    with serving() as books:
+        http = HttpOptions(url=books.url, connections=8)
+        spec = msgspec.structs.replace(spec_of("exact"), function="http", http=http, model_path="")
+        async with worker_at(folder, spec) as (router, child):
+            asked = [as_text(task_of(f"0.{number}", "hang")) for number in range(7)]
+            hanging = [asyncio.create_task(ask(router, task, b"", n)) for n, task in enumerate(asked)]
+            for number in range(10, 30):
+                found = await ask(router, as_text(task_of(f"{number}.0", "verdict:right")), b"", number)
+                assert (found.verdict, found.reward, found.why, found.extracted) == ("right", 1.0, "said so", "42")
+            assert not any(task.done() for task in hanging)
+            assert psutil.Process(child.pid).children() == []  # no sandbox, which would have nothing to do
+            books.release.set()
+            assert {result.reward for result in await asyncio.gather(*hanging)} == {1.0}
+
+
+@pytest.mark.slow
+async def test_a_sum_of_what_runs_here_and_a_judge(
+    folder: Path, functions: Path, spec_of: SpecOf, task_of: TaskOf, encode: Encode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (functions / "tokens.py").write_text(
+        "import os, misbehaving\n"
+        "def seen(response):\n"
+        "    return misbehaving.mixed(response) + 10 * ('JUDGE_TOKEN' in os.environ)\n"
+    )
+    monkeypatch.setenv("JUDGE_TOKEN", "s3cret")
+    with serving() as books:
+        http = HttpOptions(url=books.url, token_env="JUDGE_TOKEN")
+        function = "2*http - 0.5*tokens:seen"
+        spec = msgspec.structs.replace(spec_of("exact", timeout_s=1.5), function=function, http=http)
+        async with worker_at(folder, spec) as (router, child):
+            asked = [("fast", "given:0.75"), ("fast", "404"), ("slow", "given:1"), ("slow", "404"), ("fast", "hang")]
+            found = await asyncio.gather(
+                *(ask(router, task_of(f"{n}.0", answer), encode(text), n) for n, (text, answer) in enumerate(asked))
+            )
+            assert [(result.verdict, result.reward) for result in found] == [
+                ("given", 1.0),
+                ("infrastructure", None),
+                ("timeout", 0.0),
+                ("infrastructure", None),
+                ("infrastructure", None),
+            ]
+            assert found[0].why == "-0.5 × tokens:seen: given 1; 2.0 × http: given 0.75, as I see it"
+            assert found[2].why.endswith("killed; 2.0 × http: given 1, as I see it")
+            assert found[0].seconds < 1.5 <= found[4].seconds
+            assert {asked.headers["Authorization"] for asked in books.asked} == {"Bearer s3cret"}
+            assert {asked.form["response"] for asked in books.asked} == {"fast", "slow"}
+            assert child.tail() == ""
 
 
 async def test_a_reward_that_can_not_be_loaded_ends_it_with_the_reason(folder: Path, spec_of: SpecOf) -> None:
