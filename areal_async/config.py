@@ -192,6 +192,14 @@ class RewardConfig(RewardOptions, frozen=True, kw_only=True):
             "answer is left out, and counted.",
         ),
     ] = 2
+    max_restarts: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="How often a worker that was lost is started again, with a growing pause, before the run ends; "
+            "forgotten when it has worked for ten minutes.",
+        ),
+    ] = 5
     scale: Annotated[
         float,
         Meta(gt=0, description="What advantages are made of is `scale` × reward + `bias` (the paper's ±5: 10, −5)."),
@@ -473,5 +481,6 @@ class Config(Section, frozen=True, kw_only=True):
             wave=self.weights.wave,
             servers=self.own_servers + len(self.rollout.urls),
             max_restarts=self.server.max_restarts,
+            max_worker_restarts=self.reward.max_restarts,
             eval_every=self.eval.every_steps or 0,
         )

@@ -7,14 +7,14 @@ python tools/draw_lifecycles.py --check    exit 1 if the page is not what the ta
 import sys
 from pathlib import Path
 
-from areal_async.core.lifecycle import GROUP, SAMPLE, SERVER, TRAINER, Lifecycle
+from areal_async.core.lifecycle import GROUP, REWARD_WORKER, SAMPLE, SERVER, TRAINER, Lifecycle
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "lifecycles.md"
 HEAD = """# Life cycles
 
-Groups, samples, servers and the trainer are each in exactly one state, and may only go where an arrow leads; anything
-else stops the run with the story of the thing. This page is drawn from the tables in `areal_async/core/lifecycle.py`
-by `tools/draw_lifecycles.py`: change those, not this.
+Groups, samples, servers, reward workers and the trainer are each in exactly one state, and may only go where an arrow
+leads; anything else stops the run with the story of the thing. This page is drawn from the tables in
+`areal_async/core/lifecycle.py` by `tools/draw_lifecycles.py`: change those, not this.
 """
 
 
@@ -28,7 +28,7 @@ def draw(lifecycle: Lifecycle) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    text = HEAD + "".join(draw(lifecycle) for lifecycle in (GROUP, SAMPLE, SERVER, TRAINER))
+    text = HEAD + "".join(draw(lifecycle) for lifecycle in (GROUP, SAMPLE, SERVER, REWARD_WORKER, TRAINER))
     if arguments == ["--check"]:
         if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
             return 0

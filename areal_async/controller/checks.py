@@ -1,14 +1,23 @@
-"""The pool of reward workers: starts them and gives each check to the least busy one.
+"""The pool of reward workers: starts and replaces them, and gives each check to the least busy one.
 
-What always holds: each check ends in exactly one `ScoreResult`; a worker that can't answer gives the verdict
-`infrastructure`, which is no reward at all, never a wrong one, and after which the check is made again, on another
-worker where there is one, `reward.retries` times.
+What always holds:
+- each check ends in exactly one `ScoreResult`; one that ends as `infrastructure` (its worker was lost, or could not
+  make it) is made again, on another worker where there is one, `reward.retries` times; then that is its result: no
+  reward at all, never a wrong one. A check that was cancelled is not made again;
+- a worker never has more checks than it has places, those included that were cancelled and that it is still busy with;
+  checks that wait for a place get one in the order of asking, those that are made again before younger ones;
+- a worker that is gone, that nothing is heard of, or that has not answered a check long after its deadline, is told as
+  lost, once; it is started again when somebody says so, the core of a run or `KeptPool`, and its checks don't wait for
+  that where another is there.
 """
 
 import asyncio
 import logging
+import time
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,24 +28,71 @@ import numpy.typing as npt
 from areal_async.config import RewardConfig
 from areal_async.controller.crew import Crew
 from areal_async.controller.starting import wait_for_start
-from areal_async.errors import WireError
+from areal_async.core.workers import Workers
+from areal_async.errors import ArealError, LaunchError, WireError
 from areal_async.launch.child import Child, ChildSpec
 from areal_async.launch.recipes import Recipes
-from areal_async.messages import Hello, RewardSpec, ScoreResult, ScoreTask
+from areal_async.messages import Hello, Joined, Lost, RewardSpec, ScoreResult, ScoreTask
 from areal_async.wire.router import Router
 
 logger = logging.getLogger("areal_async")
 
-START_TIMEOUT_S: Final = 60.0  # a worker imports the user's reward function, which may import much
-QUEUE_TIMEOUT_S: Final = 600.0  # how long a check may wait for a worker, beyond its own deadline
+START_TIMEOUT_S: Final = 330.0  # a worker imports the user's function, and says itself when that takes 300 s
+STOP_GRACE_S: Final = 1.0  # a worker has nothing to save
+ANSWER_S: Final = 60.0  # from a check's deadline to its answer: killing is quick, but the machine may be swapping
+TOLD: Final = 3  # checks that are made again of which the log tells; the rest is in the counts of metrics.jsonl
 
 Tokens = npt.NDArray[np.int32]
 
 
-class Pool:
-    """The reward workers of a run, an evaluation, or `areal-async score`. lost: told of a worker that is gone, and why.
+class _Life:
+    """One life of a worker, from its start to its loss. there: it has joined. places: checks that it runs at a time.
+    asking: the checks that it has. gone: it is lost, or was never there."""
 
-    `start` before anything else; `on_joined` is to be called by who owns the router.
+    def __init__(self, name: str, child: Child) -> None:
+        self.name = name
+        self.child = child
+        self.there = asyncio.Event()
+        self.places = 0
+        self.asking: set[asyncio.Task[None]] = set()
+        self.gone = False
+
+    @property
+    def works(self) -> bool:
+        return self.there.is_set() and not self.gone
+
+    @property
+    def is_free(self) -> bool:
+        return self.works and len(self.asking) < self.places
+
+
+class _Try:
+    """One try at a check. number: of the check; a smaller one was asked for before. result: what its asker waits for.
+    not_by: the worker that the try before failed at."""
+
+    def __init__(self, number: int, task: ScoreTask, tokens: Tokens, not_by: str) -> None:
+        self.number = number
+        self.task = task
+        self.tokens = tokens
+        self.not_by = not_by
+        self.by = ""
+        self.result: asyncio.Future[ScoreResult] = asyncio.get_running_loop().create_future()
+
+    def end(self, result: ScoreResult) -> None:
+        if not self.result.done():  # who asked may have gone
+            self.result.set_result(result)
+
+    def failed(self, why: str) -> None:
+        task = self.task
+        self.end(ScoreResult(sample=task.sample, attempt=task.attempt, verdict="infrastructure", reward=None, why=why))
+
+
+class Pool:
+    """The reward workers of a run. joined: told of a worker that is there. lost: told of one that is gone, and why;
+    `restart` starts it again.
+
+    `start` before anything else; `on_joined` and `on_lost` are to be called by who owns the router. repeated: checks
+    that were made again.
     """
 
     def __init__(
@@ -47,6 +103,7 @@ class Pool:
         router: Router,
         crew: Crew,
         *,
+        joined: Callable[[str], None],
         lost: Callable[[str, str], None],
     ) -> None:
         self._config = config
@@ -54,55 +111,208 @@ class Pool:
         self._recipes = recipes
         self._router = router
         self._crew = crew
+        self._joined = joined
         self._lost = lost
-        self._joined = {f"rewards.{number}": asyncio.Event() for number in range(config.workers)}
-        self._children: dict[str, Child] = {}
+        self._lives: dict[str, _Life] = {}
+        self._waiting: dict[str, OrderedDict[int, _Try]] = {"": OrderedDict()}  # by the worker that may not take it
+        self._checks = self._tries = 0
+        self.repeated = 0
+
+    # ---------------------------------------------------------------------------------------------------- the workers
 
     async def start(
         self, stack: AsyncExitStack, address: str, secret: str, folder: Path, stderr: Callable[[str], Path]
     ) -> None:
         """Start all workers and wait until they are there. Errors: LaunchError with the tail of a worker's stderr."""
-        spec_path = folder / "rewards.json"
-        spec_path.write_bytes(msgspec.json.encode(self._spec))
-        for name in self._joined:
-            argv, env = self._recipes.rewards(connect=address, spec=str(spec_path), name=name)
-            child = await Child.start(
-                ChildSpec(
-                    name=name, argv=tuple(argv), env=env | {"AREAL_ASYNC_SECRET": secret}, stderr_path=stderr(name)
-                )
-            )
-            stack.push_async_callback(child.stop, 1.0)
-            self._children[name] = child
-        for name, joined in self._joined.items():
-            await wait_for_start(self._children[name], joined.wait(), START_TIMEOUT_S)
-        for name, child in self._children.items():
-            self._crew.start(self._watch(name, child), f"watch {name}")
+        self._stack, self._address, self._secret, self._stderr = stack, address, secret, stderr
+        self._spec_path = folder / "rewards.json"
+        self._spec_path.write_bytes(msgspec.json.encode(self._spec))
+        for number in range(self._config.workers):
+            await self._begin(f"rewards.{number}")
+        for life in list(self._lives.values()):
+            await self._until_there(life)
+
+    def restart(self, name: str) -> None:
+        """Start a lost worker again; it is told as joined, or as lost once more."""
+        logger.warning("reward worker %s is started again", name)
+        self._crew.start(self._restart(name), f"restart of {name}")
 
     def on_joined(self, hello: Hello) -> str | None:
         """A worker says Hello; answers why it isn't taken in, or None."""
-        if hello.name not in self._joined:
-            return f"this run has no reward worker {hello.name}; it has {', '.join(self._joined)}"
-        self._joined[hello.name].set()
+        life = self._lives.get(hello.name)
+        if life is None:
+            return f"this run has no reward worker {hello.name}; it has {', '.join(self._lives)}"
+        if life.gone or life.there.is_set():
+            return f"reward worker {hello.name} was given up, or another of this name is there"
+        life.places = hello.credits
+        life.there.set()
+        self._joined(hello.name)
+        self._hand_out()
         return None
 
-    async def _watch(self, name: str, child: Child) -> None:
-        await child.wait()
-        self._lost(name, child.why())
+    def on_lost(self, name: str, why: str) -> None:
+        """The wire hears nothing of a worker any more."""
+        life = self._lives.get(name)
+        if life is not None and life.works:
+            self._lose(life, f"{why}. {life.child.why()}")
+
+    async def _begin(self, name: str) -> _Life:
+        argv, env = self._recipes.rewards(connect=self._address, spec=str(self._spec_path), name=name)
+        child = await Child.start(
+            ChildSpec(
+                name=name,
+                argv=tuple(argv),
+                env=env | {"AREAL_ASYNC_SECRET": self._secret},
+                stderr_path=self._stderr(name),
+                scratch=self._spec_path.parent,
+            )
+        )
+        self._stack.push_async_callback(child.stop, STOP_GRACE_S)
+        life = self._lives[name] = _Life(name, child)
+        return life
+
+    async def _until_there(self, life: _Life) -> None:
+        await wait_for_start(life.child, life.there.wait(), START_TIMEOUT_S)
+        self._crew.start(self._watch(life), f"watch {life.name}")
+
+    async def _restart(self, name: str) -> None:
+        life = self._lives[name]
+        await life.child.stop(STOP_GRACE_S)
+        try:
+            life = await self._begin(name)
+            await self._until_there(life)
+        except (ArealError, OSError) as error:
+            life.gone = True
+            self._lost(name, f"it could not be started again: {error}")
+
+    async def _watch(self, life: _Life) -> None:
+        await life.child.wait()
+        self._lose(life, life.child.why())
+
+    def _lose(self, life: _Life, why: str) -> None:
+        """Tell that a life has ended, unless that was told; what it was asked goes on elsewhere."""
+        if life.gone:
+            return
+        life.gone = True
+        self._router.goodbye(life.name)
+        for asking in life.asking:
+            asking.cancel()
+        self._lost(life.name, why)
+
+    # ----------------------------------------------------------------------------------------------------- the checks
 
     async def check(self, task: ScoreTask, tokens: Tokens) -> ScoreResult:
         """Have one answer checked. tokens: of the response, int32 [n]; empty where the task brings it as text."""
-        worker = min(self._joined, key=self._router.outstanding)
+        number = self._checks
+        self._checks += 1
+        not_by = ""
+        for left in reversed(range(self._config.retries + 1)):
+            attempt = _Try(number, task, tokens, not_by)
+            result = await self._made(attempt)
+            if result.verdict != "infrastructure" or not left:
+                return result
+            self._tell_again(task, attempt.by, result.why)
+            not_by = attempt.by
+        raise AssertionError("the last try returns")
+
+    def waits(self) -> str:
+        """How many checks wait for a place, and where; "" if none does."""
+        count = sum(map(len, self._waiting.values()))
+        if not count:
+            return ""
+        there = [life for life in self._lives.values() if life.works]
+        places = sum(life.places for life in there)
+        return f"{count} checks wait for a place in {len(there)} of {len(self._lives)} reward workers ({places} places)"
+
+    async def _made(self, attempt: _Try) -> ScoreResult:
+        queue = self._waiting.setdefault(attempt.not_by, OrderedDict())
+        queue[attempt.number] = attempt
         try:
-            answer, _ = await self._router.request(
-                worker,
-                task,
-                [tokens],
-                id=f"score {task.sample} {task.attempt}",
-                deadline_s=self._config.timeout_s + QUEUE_TIMEOUT_S,
-            )
+            self._hand_out()
+            return await attempt.result
+        finally:
+            queue.pop(attempt.number, None)  # it was cancelled before it had a place
+
+    def _hand_out(self) -> None:
+        """Give checks that wait to workers that have places, the least busy one first."""
+        while (found := self._next()) is not None:
+            life, attempt = found
+            self._tries += 1
+            asking = self._crew.start(self._ask(life, attempt, self._tries), f"check of sample {attempt.task.sample}")
+            life.asking.add(asking)
+            asking.add_done_callback(partial(self._asked, life))
+
+    def _next(self) -> tuple[_Life, _Try] | None:
+        """The check that has waited longest, of those that the least busy worker with a place may take."""
+        alone = sum(life.works for life in self._lives.values()) == 1
+        free = [life for life in self._lives.values() if life.is_free]
+        for life in sorted(free, key=lambda life: len(life.asking)):
+            queues = [queue for not_by, queue in self._waiting.items() if queue and (alone or not_by != life.name)]
+            if queues:
+                _, attempt = min(queues, key=lambda queue: next(iter(queue))).popitem(last=False)
+                return life, attempt
+        return None
+
+    async def _ask(self, life: _Life, attempt: _Try, number: int) -> None:
+        """Ends when the worker has answered, also where nobody waits for that: it is busy with it until then."""
+        attempt.by = life.name
+        task, limit_s = attempt.task, self._config.timeout_s + ANSWER_S
+        try:
+            async with asyncio.timeout(limit_s):
+                answer, _ = await self._router.request(
+                    life.name,
+                    task,
+                    [attempt.tokens],
+                    id=f"score {task.sample} {task.attempt} {number}",  # each try by its own: workers remember answers
+                    deadline_s=2 * limit_s,
+                )
+        except TimeoutError:
+            why = f"{life.name} has not answered the check of sample {task.sample} within {limit_s:g} s"
+            attempt.failed(why)
+            self._lose(life, f"{why} (reward.timeout_s and {ANSWER_S:g} s). {life.child.why()}")
         except WireError as error:
-            return ScoreResult(
-                sample=task.sample, attempt=task.attempt, verdict="infrastructure", reward=None, why=str(error)
-            )
-        assert isinstance(answer, ScoreResult), f"{worker} answered a check with {type(answer).__name__}"
-        return answer
+            attempt.failed(str(error))
+        except asyncio.CancelledError:
+            if life.gone:
+                attempt.failed(f"{life.name} was lost while it had the check")
+            else:  # everything ends
+                attempt.result.cancel()
+            raise
+        else:
+            assert isinstance(answer, ScoreResult), f"{life.name} answered a check with {type(answer).__name__}"
+            attempt.end(answer)
+
+    def _asked(self, life: _Life, asking: asyncio.Task[None]) -> None:
+        life.asking.discard(asking)
+        self._hand_out()
+
+    def _tell_again(self, task: ScoreTask, worker: str, why: str) -> None:
+        self.repeated += 1
+        if self.repeated <= TOLD:
+            logger.warning("the check of sample %s by %s could not be made, and is made again: %s",
+                           task.sample, worker, why)  # fmt: skip
+
+
+class KeptPool(Pool):
+    """A pool that replaces its own workers, by the rule of a run's core: where there is none. A worker that is lost too
+    often ends the crew's task group with a LaunchError that has the first loss and the last."""
+
+    def __init__(self, config: RewardConfig, spec: RewardSpec, recipes: Recipes, router: Router, crew: Crew) -> None:
+        super().__init__(config, spec, recipes, router, crew, joined=self._is_there, lost=self._is_lost)
+        self._rule = Workers(config.max_restarts)
+
+    def _is_there(self, name: str) -> None:
+        self._rule.join(Joined(at=time.monotonic(), peer="rewards", id=name))
+
+    def _is_lost(self, name: str, why: str) -> None:
+        logger.warning("reward worker %s is lost: %s", name, why)
+        self._rule.lost(Lost(at=time.monotonic(), peer="rewards", id=name, why=why))
+        self._crew.start(self._replace(), f"replacement of {name}")
+
+    async def _replace(self) -> None:
+        if self._rule.given_up:
+            raise LaunchError(self._rule.given_up)
+        if self._rule.wakeup is not None:
+            await asyncio.sleep(self._rule.wakeup - time.monotonic())
+        for command in self._rule.wake(time.monotonic()):
+            self.restart(command.id)

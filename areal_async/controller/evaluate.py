@@ -15,13 +15,12 @@ from pathlib import Path
 import msgspec
 
 from areal_async.config import Config
-from areal_async.controller.checks import Pool
+from areal_async.controller.checks import KeptPool
 from areal_async.controller.controller import first_cause
 from areal_async.controller.crew import Crew
 from areal_async.controller.examiner import Answered, EvalResult, Examiner, Problems, Tally
 from areal_async.controller.rewarding import check_answer
 from areal_async.controller.servers import start_server
-from areal_async.errors import ConfigError
 from areal_async.launch.recipes import Recipes
 from areal_async.messages import Hello
 from areal_async.rollout.text import Text
@@ -87,7 +86,7 @@ class _Bench:
         self._folder = folder
         self._recipes = recipes
         self._crew = crew
-        self.checks: Pool
+        self.checks: KeptPool
 
     async def start(self, stack: AsyncExitStack) -> VllmClient:
         """Start everything; `stack` ends it. Errors: LaunchError, HandshakeError."""
@@ -95,7 +94,7 @@ class _Bench:
         address = f"ipc://{self._folder / 'wire.sock'}"
         router = await stack.enter_async_context(Router(address, secret, self._joined, self._lost))
         spec = msgspec.structs.replace(reward_spec(self._config, None), model_path=str(self._model))
-        self.checks = Pool(self._config.reward, spec, self._recipes, router, self._crew, lost=self._lost)
+        self.checks = KeptPool(self._config.reward, spec, self._recipes, router, self._crew)
         async with asyncio.TaskGroup() as starts:
             starts.create_task(self.checks.start(stack, address, secret, self._folder, self._stderr))
             server = starts.create_task(self._start_server(stack))
@@ -125,8 +124,4 @@ class _Bench:
         return self.checks.on_joined(hello)
 
     def _lost(self, name: str, why: str) -> None:
-        self._crew.start(_raise(ConfigError(f"{name}: {why}")), f"loss of {name}")
-
-
-async def _raise(error: Exception) -> None:
-    raise error
+        self.checks.on_lost(name, why)

@@ -80,6 +80,9 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
                                            "before; their version is the oldest that it can be")]  # fmt: skip
     waited_for: Annotated[str, _about("what the trainer last waited for before this step; empty: it did not wait")]
     verdicts: Annotated[dict[str, int], _about("checks that ended since the step before, by verdict")]
+    checks_again: Annotated[int, _about("checks that were made again since the step before: their worker was lost, or "
+                                        "its sandbox (`infrastructure`)")]  # fmt: skip
+    reward_restarts: Annotated[int, _about("reward workers that were told to start again since the step before")]
     unwanted_length: Annotated[int, _about("answers since the step before that have no reward because of their length "
                                            "(`reward.min_tokens`, `reward.max_tokens`)")]  # fmt: skip
     eval_version: Annotated[int | None, _about("version of the last evaluation that ended since the step before; null: "
@@ -281,7 +284,7 @@ def batch_figures(command: Train, batch: list[Kept], max_staleness: int) -> Batc
 
 class Totals(msgspec.Struct, kw_only=True):
     """Counts that only grow, since the run began; a row has what came to them since the row before. Tokens, seconds,
-    samples, servers, answers."""
+    samples, servers, workers, answers, checks."""
 
     tokens_generated: int = 0
     tokens_trained: int = 0
@@ -294,13 +297,15 @@ class Totals(msgspec.Struct, kw_only=True):
     swap_pause_s: float = 0.0
     unwanted_length: int = 0
     restarts: int = 0
+    reward_restarts: int = 0
+    checks_again: int = 0
     continued: int = 0
     tokens_inferred: int = 0
 
 
 PER_STEP: Final = (
     "tokens_generated", "tokens_discarded", "tokens_stale", "samples_stale", "trainer_wait_s", "swap_pause_s",
-    "unwanted_length", "restarts", "continued", "tokens_inferred",
+    "unwanted_length", "restarts", "reward_restarts", "checks_again", "continued", "tokens_inferred",
 )  # fmt: skip
 TRAINER_METRICS: Final = (
     "mismatch_max", "mismatch_tokens", "behav_k3", "behav_ess", "loss", "grad_norm", "entropy", "clip_share",

@@ -54,6 +54,8 @@ TOTALS: Final[dict[str, tuple[str, str]]] = {
     "trainer_wait_s": ("trainer_wait_seconds_total", "How long the trainer has stood idle before steps."),
     "swap_pause_s": ("swap_pause_seconds_total", "How long servers have stood still for new weights."),
     "restarts": ("server_restarts_total", "Servers that were told to start again."),
+    "reward_restarts": ("reward_worker_restarts_total", "Reward workers that were told to start again."),
+    "checks_again": ("repeated_checks_total", "Checks that could not be made, and were made again."),
     "continued": ("repeated_requests_total", "Requests that were sent again, to another server or the same one."),
 }
 

@@ -49,7 +49,6 @@ from areal_async.messages import (
     Joined,
     Lost,
     Note,
-    PeerKind,
     Publish,
     ReadGroup,
     Restart,
@@ -164,7 +163,10 @@ class Parts:
         identity = server_identity(config, self._text)
         self._prompts = Prompts(self._data)
         self._trainer = Trainer(config, self._recipes, router, samples, crew, take=self._take, now=self.now)
-        self._checks = Pool(config.reward, self._reward_spec, self._recipes, router, crew, lost=self._on_worker_lost)
+        self._checks = Pool(
+            config.reward, self._reward_spec, self._recipes, router, crew,
+            joined=self._on_worker_there, lost=self._on_worker_lost,
+        )  # fmt: skip
         self._rewards = Rewards(self._checks, self._reward_spec.function, samples, crew, take=self._take, now=self.now)
         self._servers = Servers(
             config,
@@ -193,7 +195,9 @@ class Parts:
             take=self._take, now=self.now,
         )  # fmt: skip
         metrics = self.folder.root / "metrics.jsonl"
-        self._record = Record(metrics, config.rules, self._core, samples, self._rollouts, self._meter, self._on_row)
+        self._record = Record(
+            metrics, config.rules, self._core, samples, self._rollouts, self._checks, self._meter, self._on_row
+        )
         if self._problems is not None:
             self._evaluations = Evaluations(
                 config, self._text, self._problems, self._workflow, partial(check_answer, self._checks),
@@ -207,13 +211,9 @@ class Parts:
         self._crew.start(
             self._trainer.start(stack, *wire, folder.runtime, folder.stderr, folder.shm_prefix), "start of the trainer"
         )
-        self._crew.start(self._start_rewards(stack), "start of the rewards")
+        self._crew.start(self._checks.start(stack, *wire, folder.runtime, folder.stderr), "start of the reward workers")
         for name in self._servers.names():
             self._crew.start(self._servers.start(stack, name), f"start of server {name}")
-
-    async def _start_rewards(self, stack: AsyncExitStack) -> None:
-        await self._checks.start(stack, self._address, self._secret, self.folder.runtime, self.folder.stderr)
-        self._take(Joined(at=self.now(), peer="rewards", id="rewards"))
 
     def _probe_prompts(self) -> list[list[int]]:
         """The first prompts of the run: what its servers will be asked."""
@@ -263,8 +263,10 @@ class Parts:
                 self._trainer.publish(command)
             case Swap():
                 self._servers.swap(command)
-            case Restart():
+            case Restart(peer="server"):
                 self._servers.restart(command)
+            case Restart():
+                self._checks.restart(command.id)
             case Evaluate():
                 assert self._evaluations is not None, "the core asks for evaluations where eval.every_steps does"
                 self._evaluations.start(command)
@@ -317,6 +319,8 @@ class Parts:
             logger.warning("server %s is lost: %s", event.id, event.why)
             if self._evaluations is not None:
                 self._evaluations.lost(event.id)
+        elif isinstance(event, Lost) and event.peer == "rewards":
+            logger.warning("reward worker %s is lost: %s", event.id, event.why)
         if isinstance(event, StepDone):
             self._crew.start(self._log.sync(), f"sync of the log after step {event.step}")
 
@@ -324,12 +328,17 @@ class Parts:
         part = self._trainer if hello.worker == "trainer" else self._checks
         return part.on_joined(hello)
 
+    def _on_worker_there(self, name: str) -> None:
+        self._take(Joined(at=self.now(), peer="rewards", id=name))
+
     def _on_worker_lost(self, name: str, why: str) -> None:
         self._take(Lost(at=self.now(), peer="rewards", id=name, why=why))
 
     def _on_lost(self, name: str, why: str) -> None:
-        peer: PeerKind = "trainer" if name.startswith("trainer") else "rewards"
-        self._take(Lost(at=self.now(), peer=peer, id=name, why=f"{name}: {why}"))
+        if name.startswith("trainer"):
+            self._take(Lost(at=self.now(), peer="trainer", id=name, why=f"{name}: {why}"))
+        else:
+            self._checks.on_lost(name, why)
 
     # ------------------------------------------------------------------------------------------------------ for people
 
@@ -339,7 +348,8 @@ class Parts:
 
     def _waiting(self) -> str:
         evaluating = self._evaluations.progress if self._evaluations is not None else ""
-        return "; ".join(words for words in (self._core.waiting(), self._servers.fleet.waits(), evaluating) if words)
+        waits = (self._core.waiting(), self._servers.fleet.waits(), self._checks.waits(), evaluating)
+        return "; ".join(words for words in waits if words)
 
     async def _watch_for_standstill(self) -> None:
         told_s = WATCHDOG_S

@@ -11,6 +11,7 @@ from typing import BinaryIO, Protocol
 
 import msgspec
 
+from areal_async.controller.checks import Pool
 from areal_async.controller.evaluating import Evaluation
 from areal_async.controller.metrics import (
     BatchFigures,
@@ -68,6 +69,7 @@ class Record:
         core: Orchestrator,
         samples: Samples,
         rollouts: Rollouts,
+        checks: Pool,
         meter: Meter,
         on_row: Callable[[StepRow], None],
     ) -> None:
@@ -76,6 +78,7 @@ class Record:
         self._core = core
         self._samples = samples
         self._rollouts = rollouts
+        self._checks = checks
         self._on_row = on_row
         self._figures: BatchFigures | None = None
         self._in_training: frozenset[SampleId] = frozenset()
@@ -169,8 +172,10 @@ class Record:
                 self._train(at, command)
             case Swap():
                 self.meter.serving(at, command.server, serving=False)
-            case Restart():
+            case Restart(peer="server"):
                 self.totals.restarts += 1
+            case Restart():
+                self.totals.reward_restarts += 1
             case Evaluate():
                 self._evaluation_over(at, command.version)
                 self._evaluated_on[command.version] = command.server
@@ -243,6 +248,7 @@ class Record:
         totals.tokens_generated = self._rollouts.tokens_generated
         totals.continued = self._rollouts.requests_again
         totals.tokens_inferred = self._rollouts.tokens_inferred
+        totals.checks_again = self._checks.repeated
         totals.tokens_trained += self._figures.tokens_trained
         totals.tokens_masked += self._figures.tokens_masked
         totals.samples_stale = balance["samples_stale"]

@@ -186,8 +186,8 @@ class Servers:
         self._take(Joined(at=self._now(), peer="server", id=name))
 
     def restart(self, command: Restart) -> None:
-        logger.warning("server %s is started again", command.server)
-        self._crew.start(self._restart(command.server), f"restart of server {command.server}")
+        logger.warning("server %s is started again", command.id)
+        self._crew.start(self._restart(command.id), f"restart of server {command.id}")
 
     async def _restart(self, name: str) -> None:
         try:

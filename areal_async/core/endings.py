@@ -37,8 +37,10 @@ def _reason(parts: Parts) -> Reason | None:
 
 
 def stranded(parts: Parts) -> Fail | None:
-    """No server is left, nor will one come, and there is something to generate."""
+    """No server is left, nor will one come, and there is something to generate; or no check can be made any more."""
     rules, ledger, fleet = parts.rules, parts.ledger, parts.fleet
+    if parts.rewards.given_up:
+        return Fail(why=f"checks of answers can't be made any more at step {ledger.step}: {parts.rewards.given_up}")
     if fleet.is_alive or fleet.last_lost is None:
         return None
     more = ledger.taken < rules.steps * rules.batch_groups and not parts.groups.data_ended
@@ -51,10 +53,7 @@ def stranded(parts: Parts) -> Fail | None:
 
 
 def lost(event: Lost, parts: Parts) -> list[Fail]:
-    """The trainer or the reward workers are gone: nothing here can do without them, unless the run only waits for the
-    trainer's last step."""
-    if parts.stopping and event.peer != "trainer":
-        return []
+    """The trainer is gone: nothing here can do without it."""
     return [Fail(why=f"{event.id} is gone at step {parts.ledger.step}: {event.why}\n{parts.trainer.story()}")]
 
 

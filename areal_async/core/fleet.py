@@ -9,69 +9,51 @@ told twice, changes nothing.
 
 from typing import Final
 
-from areal_async.core.lifecycle import SERVER, Thing
+from areal_async.core.lifecycle import SERVER
+from areal_async.core.restarts import Restarted
 from areal_async.errors import IllegalTransition
 from areal_async.messages import Failed, Joined, Lost, Published, Restart, Rules, Swap, Swapped, Version
 
-FIRST_RESTART_S: Final = 1.0  # pause before the first restart of a server; it doubles with each further one
-LONGEST_RESTART_S: Final = 60.0
-FORGET_LOSSES_S: Final = 600.0  # who has served for so long without a loss has a clean record again
 SWAP_RETRY_S: Final = 1.0  # pause after a swap that left the server as it was: the others go on meanwhile
 FAIR_S: Final = 30.0  # from a version's publication on, for which servers that have yet to load it are waited for
 SWAP_TRIES: Final = 3  # so many swaps in a row that fail are a loss: a fresh process may be able to
 
 
-class Server(Thing):
+class Server(Restarted):
     """version, branch: of the weights that it answers with, -1 before the first. load: samples placed on it.
 
     loading: branch and version that its swap in progress brings. evaluating: the version that an evaluation asks it
     for, which keeps it from being swapped. incarnation: how often it was lost; what was placed on an earlier one is its
-    load no longer. restarts: of a record that was not forgotten. restart_at, retry_at: run clock from which it may be
-    restarted, swapped again; None if there is nothing to wait for. since: when it joined or was last told to do
-    something; an event from before that is past. why: the cause of its last loss.
+    load no longer. retry_at: run clock from which it may be swapped again; None if there is nothing to wait for.
     """
 
     __slots__ = (
-        "_serving_since",
         "branch",
         "evaluating",
-        "id",
         "incarnation",
         "load",
         "loading",
-        "restart_at",
-        "restarts",
         "retry_at",
-        "since",
         "swap_failures",
         "version",
-        "why",
     )
     lifecycle = SERVER
 
     def __init__(self, name: str, at: float) -> None:
-        super().__init__(f"server {name}", at)
-        self.id = name
+        super().__init__(f"server {name}", name, at)
         self.version: Version = -1
         self.branch = -1
         self.load = 0
         self.loading: tuple[int, Version] | None = None
         self.evaluating: Version | None = None
         self.incarnation = 0
-        self.restarts = 0
-        self.restart_at: float | None = None
         self.retry_at: float | None = None
         self.swap_failures = 0  # in a row
-        self.why = ""
-        self.since = at
-        self._serving_since: float | None = None
 
     def serve(self, branch: int, version: Version, at: float) -> None:
-        self.move("serving", at, "version {}, branch {}", version, branch)
+        self.work("serving", at, "version {}, branch {}", version, branch)
         self.version, self.branch, self.loading = version, branch, None
         self.swap_failures = 0
-        if self._serving_since is None:
-            self._serving_since = at
 
     def put_back(self, at: float, why: str) -> None:
         """Its swap failed before anything was loaded: it goes on with what it had."""
@@ -87,24 +69,13 @@ class Server(Thing):
             why,
         )
 
-    def forgive(self, at: float) -> None:
-        """Its restarts are forgotten if it has served for long."""
-        if self._serving_since is not None and at - self._serving_since >= FORGET_LOSSES_S:
-            self.restarts = 0
-
     def empty(self, why: str) -> None:
         """It is gone: what it held, did and ran is no more."""
         self.version = self.branch = -1
         self.load = self.swap_failures = 0
-        self.loading = self.evaluating = self.restart_at = self.retry_at = self._serving_since = None
+        self.loading = self.evaluating = self.retry_at = None
         self.incarnation += 1
-        self.why = why
-
-    def wait_for_restart(self, at: float) -> None:
-        pause_s = min(FIRST_RESTART_S * 2 ** min(self.restarts, 10), LONGEST_RESTART_S)
-        self.restarts += 1
-        self.restart_at = at + pause_s
-        self.move("lost", at, "restart {} in {} s: {}", self.restarts, pause_s, self.why)
+        self.end(why)
 
 
 class Fleet:
@@ -198,11 +169,9 @@ class Fleet:
             return []
         commands = []
         for server in self.servers.values():
-            if server.restart_at is not None and server.restart_at <= at:
-                server.restart_at = None
-                server.since = at
+            if server.start_again(at):
                 server.note(at, "told to start again")
-                commands.append(Restart(server=server.id, why=server.why))
+                commands.append(Restart(peer="server", id=server.id, why=server.why))
             if server.retry_at is not None and server.retry_at <= at:
                 server.retry_at = None
         self._refresh()

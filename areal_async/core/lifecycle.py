@@ -1,4 +1,4 @@
-"""Life cycles of groups, samples, servers and the trainer, and the story that each live thing carries.
+"""Life cycles of groups, samples, servers, reward workers and the trainer, and the story that each live thing carries.
 
 A thing is in exactly one state, and what may follow a state stands in its table and nowhere else. The diagrams in
 docs/lifecycles.md are drawn from these tables (`tools/draw_lifecycles.py`), so they can't disagree.
@@ -133,6 +133,21 @@ goes on elsewhere, asked by its own sessions, and it is started again after a pa
 (`starting`: it needs the newest weights before anything is placed on it). One that is lost while it starts again is
 `lost` once more. `quarantined`: it was restarted too often, or its numbers are not the trainer's; it is left alone for
 the rest of the run. When no other is left, the run ends.""",
+)
+
+REWARD_WORKER: Final = Lifecycle(
+    "reward worker",
+    "working",
+    {
+        "working": ("lost",),
+        "lost": ("starting",),
+        "starting": ("working", "lost"),
+    },
+    """A reward worker that has joined is `working`: checks are given to it. It is `lost` when its process has ended,
+nothing is heard of it, or a check that it has isn't answered long after its deadline; its checks are made again by the
+others, or wait. After a pause that grows with each loss it is `starting` (what is left of it is ended first), and
+`working` when it has joined again; one that can't be started is `lost` once more. One that was lost too often ends the
+run.""",
 )
 
 TRAINER: Final = Lifecycle(

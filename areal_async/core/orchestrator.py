@@ -1,12 +1,11 @@
 """The core of a run: events in, commands out, one at a time, in the order of the log.
 
-What always holds: it only passes events to the machines that own their tables (`groups`, `fleet`, `trainer`,
-`evaluating`, over one `ledger`) and asks them how to go on; `Finish` or `Fail` is its last command, and what comes
-after it is ignored.
+What always holds: it only passes events to the machines that own their tables (`groups`, `fleet`, `workers`,
+`trainer`, `evaluating`, over one `ledger`) and asks them how to go on; `Finish` or `Fail` is its last command, and what
+comes after it is ignored.
 """
 
 from areal_async.core import endings
-from areal_async.core.lifecycle import Thing
 from areal_async.core.parts import Parts
 from areal_async.core.view import View, view
 from areal_async.core.waiting import explain
@@ -56,20 +55,15 @@ class Orchestrator:
 
     def next_wakeup(self) -> float | None:
         """Run clock at which a `Woke` is wanted, if there is such a time: for a restart, or another try."""
-        parts = self._parts
-        if self._over or parts.stopping:
-            return None
-        return min((at for at in (parts.fleet.wakeup, parts.evaluations.wakeup) if at is not None), default=None)
+        return None if self._over or self._parts.stopping else self._parts.wakeup
 
     def waiting(self) -> str:
         """Who waits for whom, one line."""
         return f"the run is over: {self._over}" if self._over else explain(self._parts)
 
     def story(self, id: str) -> str:
-        """What happened to a live thing: "1307.5", "1307", "trainer", a server's name; or its label, "server 2"."""
-        parts = self._parts
-        things: list[Thing] = [parts.trainer, *parts.fleet.servers.values(), *parts.ledger.find(id)]
-        told = [thing.story() for thing in things if id in (thing.label, thing.label.partition(" ")[2])]
+        """What happened to a live thing: "1307.5", "1307", "trainer", "rewards.0", a server's name; or its label."""
+        told = [thing.story() for thing in self._parts.find(id)]
         return "\n".join(told) or f"nothing that lives is called {id}; the log has what is over"
 
     def balance(self) -> dict[str, int]:
@@ -121,12 +115,14 @@ class Orchestrator:
             case Joined(peer="server"):
                 parts.fleet.join(event)
             case Joined():
-                parts.rewards = True
+                parts.rewards.join(event)
             case Lost(peer="server"):
                 parts.fleet.lost(event)
                 return [*parts.evaluations.lost(event)]
-            case Lost():
+            case Lost(peer="trainer"):
                 return [*endings.lost(event, parts)]
+            case Lost():
+                parts.rewards.lost(event)
             case StopRequested():
                 parts.stopping = True
             case Woke():
@@ -146,4 +142,5 @@ class Orchestrator:
             return [stranded]
         late = parts.groups.stop_late(at) if train else []
         servers = [*parts.evaluations.begin(at), *parts.fleet.wake(at), *parts.fleet.swaps(at)]
-        return [*train, *late, *servers, *(parts.groups.admit(at) if parts.rewards else ())]
+        admitted = parts.groups.admit(at) if parts.rewards.workers else ()
+        return [*train, *late, *servers, *parts.rewards.wake(at), *admitted]

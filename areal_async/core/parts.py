@@ -8,12 +8,14 @@ from areal_async.core.evaluating import Evaluations
 from areal_async.core.fleet import Fleet
 from areal_async.core.groups import Groups
 from areal_async.core.ledger import Ledger
+from areal_async.core.lifecycle import Thing
 from areal_async.core.trainer import Trainer
+from areal_async.core.workers import Workers
 from areal_async.messages import Rules
 
 
 class Parts:
-    """rewards: the reward workers have joined. stopping: the run was asked to stop.
+    """stopping: the run was asked to stop.
 
     Raises ValueError for rules that no run could follow.
     """
@@ -26,5 +28,17 @@ class Parts:
         self.groups = Groups(rules, self.ledger, self.fleet)
         self.trainer = Trainer(rules, self.ledger, self.fleet, 0.0)
         self.evaluations = Evaluations(rules, self.fleet, self.trainer)
-        self.rewards = False
+        self.rewards = Workers(rules.max_worker_restarts)
         self.stopping = False
+
+    @property
+    def wakeup(self) -> float | None:
+        """Run clock from which one of them has something to do, if there is such a time."""
+        times = (self.fleet.wakeup, self.rewards.wakeup, self.evaluations.wakeup)
+        return min((at for at in times if at is not None), default=None)
+
+    def find(self, id: str) -> list[Thing]:
+        """What lives under this name, or under its label ("server 2")."""
+        peers = [*self.fleet.servers.values(), *self.rewards.workers.values()]
+        things: list[Thing] = [self.trainer, *peers, *self.ledger.find(id)]
+        return [thing for thing in things if id in (thing.label, thing.label.rpartition(" ")[2])]

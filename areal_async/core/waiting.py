@@ -11,14 +11,15 @@ from areal_async.core import admission
 from areal_async.core.fleet import Fleet, Server
 from areal_async.core.ledger import Group, Ledger, Sample
 from areal_async.core.parts import Parts
+from areal_async.core.restarts import Restarted
 
 NAMED: Final = 3  # groups, samples or servers that are named before "and N more"
 
 
 def explain(parts: Parts) -> str:
     """Such as "step 41 waits for group 1307 (floor 37, deadline 41) <- sample 1307.5 on server 2", and after it which
-    servers are not as they should be, and what that holds up."""
-    return "; ".join([_trainer(parts), *_servers(parts.fleet), *_looking(parts)])
+    servers and reward workers are not as they should be, and what that holds up."""
+    return "; ".join([_trainer(parts), *_servers(parts.fleet), *_workers(parts), *_looking(parts), *_unchecked(parts)])
 
 
 def _trainer(parts: Parts) -> str:
@@ -50,7 +51,7 @@ def _in_flight(ledger: Ledger) -> str:
 
 def _no_group(parts: Parts) -> str:
     ledger, fleet = parts.ledger, parts.fleet
-    if not parts.rewards:
+    if not parts.rewards.workers:
         return "the reward workers have yet to join"
     if not fleet.servers:
         return "no rollout server has joined"
@@ -82,16 +83,34 @@ def _server(server: Server, fleet: Fleet) -> str:
     if server.state == "quarantined":
         after = f" after {server.restarts} restarts" if server.restarts else ""
         return f"{server.label} is left alone{after} ({cause})"
-    if server.state == "lost" and server.restart_at is not None:
-        return f"{server.label} is lost ({cause}) and starts again at {server.restart_at:.1f} s"
     if server.state == "lost":
-        return f"{server.label} starts again since {server.since:.1f} s, it was lost ({cause})"
+        return _restart(server)
     if server.retry_at is not None:
         return f"{server.label} is swapped again at {server.retry_at:.1f} s, {server.swap_failures} failed in a row"
     behind = fleet.newest is not None and server.version != fleet.newest
     if server.evaluating is not None and behind:
         return f"{server.label} gets version {fleet.newest} when version {server.evaluating} is evaluated"
     return ""
+
+
+def _restart(lost: Restarted) -> str:
+    """Of one that was lost and has not joined again."""
+    cause = lost.why.partition("\n")[0]
+    if lost.restart_at is not None:
+        return f"{lost.label} is lost ({cause}) and starts again at {lost.restart_at:.1f} s"
+    return f"{lost.label} starts again since {lost.since:.1f} s, it was lost ({cause})"
+
+
+def _workers(parts: Parts) -> list[str]:
+    return [_restart(worker) for worker in parts.rewards.workers.values() if worker.state != "working"]
+
+
+def _unchecked(parts: Parts) -> list[str]:
+    """Answers that nobody can check at present."""
+    if not parts.rewards.none_works:
+        return []
+    count = sum(sample.state == "scoring" for group in parts.ledger.outstanding_groups() for sample in group.samples)
+    return [f"the checks of {count} samples wait for a reward worker"] if count else []
 
 
 def _looking(parts: Parts) -> list[str]:

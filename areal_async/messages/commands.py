@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from areal_async.messages.names import GroupId, SampleId, Version
+from areal_async.messages.names import GroupId, PeerKind, SampleId, Version
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -98,9 +98,11 @@ class Swap(Command, frozen=True, kw_only=True, tag="swap"):
 
 
 class Restart(Command, frozen=True, kw_only=True, tag="restart"):
-    """End what is left of a server and start it again (one by URL: shake hands again) -> Joined or Lost."""
+    """End what is left of a server or a reward worker and start it again (a server by URL: shake hands again)
+    -> Joined or Lost. why: of its loss."""
 
-    server: str
+    peer: PeerKind
+    id: str
     why: str
 
 

@@ -14,7 +14,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class Joined(Event, frozen=True, kw_only=True, tag="joined"):
-    """A peer is there and may be used: a server that passed the handshake, all trainer ranks, the reward workers.
+    """A peer is there and may be used: a server that passed the handshake, all trainer ranks, a reward worker.
 
     version: for the trainer, the version of the weights that it holds. Servers hold nothing until they are `Swapped`.
     """

@@ -29,7 +29,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ru
     reward_scale, reward_bias: what advantages are made of is scale × reward + bias. min_tokens, max_tokens: answers
     outside have no reward. overlong_tokens, overlong_penalty: over the last so many tokens before max_new_tokens the
     reward falls linearly by up to the penalty (arXiv 2503.14476, eq. 13). servers: how many join at the start of the
-    run. max_restarts: restarts of one server before it is left alone. eval_every: steps between evaluations, 0: none.
+    run. max_restarts: restarts of one server before it is left alone. max_worker_restarts: restarts of one reward
+    worker before the run ends. eval_every: steps between evaluations, 0: none.
     """
 
     seed: int
@@ -67,4 +68,5 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ru
     wave: int = 1
     servers: int = 1
     max_restarts: int = 5
+    max_worker_restarts: int = 5
     eval_every: int = 0

@@ -192,14 +192,16 @@ class Watched:
         self.samples = Samples()
         self.running: dict[str, int] = {}
         self.tokens_generated = self.requests_again = self.tokens_inferred = 0
-        self.stale = 0
+        self.stale = self.repeated = 0
         self.rows: list[StepRow] = []
         given = Rules(
             seed=0, steps=9, batch_groups=1, group_size=1, max_staleness=2, max_concurrent=9, minibatches=1, ranks=1,
             max_tokens_per_microbatch=99, max_new_tokens=99, **rules,
         )  # fmt: skip
         stand_in: Any = self
-        self.record = Record(folder / "rows", given, stand_in, self.samples, stand_in, Meter(2), self.rows.append)
+        self.record = Record(
+            folder / "rows", given, stand_in, self.samples, stand_in, stand_in, Meter(2), self.rows.append
+        )
 
     def tokens_so_far(self, sample: str) -> int:
         return self.samples[sample].length if sample in self.samples else self.running.get(sample, 0)
@@ -308,7 +310,7 @@ def test_servers_that_come_and_go(watch: Callable[..., Watched]) -> None:
         swapped(1.0, "0", 0), [start("0.0", "0"), start("1.0", "1"), start("2.0", "1")],
         swapped(2.0, "1", 0), [],
         Lost(at=4.0, peer="server", id="1", why=""), [],
-        Failed(at=4.0, of="sample", id="1.0", why=""), [Restart(server="1", why=""), start("1.0", "0")],
+        Failed(at=4.0, of="sample", id="1.0", why=""), [Restart(peer="server", id="1", why=""), start("1.0", "0")],
         done(5.0, "0.0", 1), [Swap(server="0", version=1, branch=0, location="")],
         swapped(6.0, "0", 1), [train(0, ["0.0"])],
         swapped(7.0, "1", 1), [],

@@ -509,6 +509,6 @@ async def test_a_run_in_which_a_server_fails_in_the_middle_of_a_swap(
         result = run.result()
     assert [(event.peer, event.id) for event in happened(result, Lost)] == [("server", "1")]
     assert "lost a GPU" in happened(result, Lost)[0].why
-    assert [command.server for command in happened(result, Restart)] == ["1"]
+    assert [command.id for command in happened(result, Restart)] == ["1"]
     assert len([event for event in happened(result, Joined) if event.id == "1"]) == 2
     assert "1" in {event.server for event in happened(result, Swapped)}

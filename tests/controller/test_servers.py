@@ -62,7 +62,7 @@ class Bench:
         return await self.next(kind)
 
     async def restart(self, kind: type[AnyEvent] = Joined) -> AnyEvent:
-        self.servers.restart(Restart(server="0", why="it was lost"))
+        self.servers.restart(Restart(peer="server", id="0", why="it was lost"))
         return await self.next(kind)
 
 

@@ -66,14 +66,14 @@ def event_of(
             return StepDone(at=at, step=step, branch=branch, metrics={})
         case Publish(version=version, branch=branch):
             return Published(at=at, version=version, branch=branch, location=f"{branch}/{version}", nbytes=1)
-        case Swap(server=server) | Restart(server=server) if outcome == "failed":
-            if isinstance(command, Swap):
-                return Failed(at=at, of="swap", id=server, why="busy")
-            return Lost(at=at, peer="server", id=server, why="exit code 1")
+        case Swap(server=server) if outcome == "failed":
+            return Failed(at=at, of="swap", id=server, why="busy")
         case Swap(server=server, version=version, branch=branch):
             return Swapped(at=at, server=server, version=version, branch=branch, pause_s=0.0)
-        case Restart(server=server):
-            return Joined(at=at, peer="server", id=server)
+        case Restart(peer=peer, id=name):
+            if outcome == "failed":
+                return Lost(at=at, peer=peer, id=name, why="exit code 1")
+            return Joined(at=at, peer=peer, id=name)
         case Evaluate(version=version, server=server):
             if outcome == "failed":
                 return Failed(at=at, of="evaluation", id=str(version), why="no data")

@@ -30,6 +30,13 @@ def fate(rules: Rules, outcomes: Outcomes, answers: Mapping[int, SampleDone]) ->
     return "ready"
 
 
+def usable(rules: Rules, reward: float | None, answer: SampleDone) -> float | None:
+    """The reward that counts: a number that can be computed with, of an answer whose length is wanted."""
+    longest = answer.length if rules.max_tokens is None else rules.max_tokens
+    wanted = answer.length in range(rules.min_tokens, longest + 1)
+    return reward if wanted and reward is not None and abs(reward) <= 1e100 else None
+
+
 def trained(rules: Rules, outcomes: Outcomes, answers: Mapping[int, SampleDone]) -> list[int]:
     """The members that are trained if their group is."""
     known = [member for member, outcome in sorted(outcomes.items()) if isinstance(outcome, float)]
@@ -37,8 +44,8 @@ def trained(rules: Rules, outcomes: Outcomes, answers: Mapping[int, SampleDone])
 
 
 def shaped(rules: Rules, reward: float, answer: SampleDone) -> Fraction:
-    """The reward less its penalties, exactly."""
-    value = Fraction(reward)
+    """Scale × reward + bias, less the penalties, exactly."""
+    value = Fraction(rules.reward_scale) * Fraction(reward) + Fraction(rules.reward_bias)
     if rules.truncated == "penalize" and answer.finish == "length":
         value -= Fraction(rules.truncated_penalty)
     begin = rules.max_new_tokens - rules.overlong_tokens

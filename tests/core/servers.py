@@ -1,4 +1,5 @@
-"""What the world knows of its servers: lives, losses, restarts, failed swaps, evaluations; and which rules hold there.
+"""What the world knows of its servers and reward workers: lives, losses, restarts, failed swaps, evaluations; and which
+rules hold there.
 
 What always holds: made from commands and events alone, like the other books of `world`.
 """
@@ -10,33 +11,49 @@ from areal_async.messages import Evaluate, Rules, Swap
 
 
 @dataclass
-class ServerBook:
-    """holds: branch and version of its weights. lives: how often it was lost. restarts: those not forgotten.
+class Book:
+    """max_restarts: before it is given up. lives: how often it was lost. restarts: those not forgotten.
 
-    due: when it must be told to start again, None if it need not be. gone: it was restarted too often.
+    due: when it must be told to start again, None if it need not be. gone: it was restarted too often. works_since:
+    when it first did in this life what it is there for, None before that.
     """
 
-    holds: tuple[int, int] = (-1, -1)
+    max_restarts: int
     lives: int = 0
     restarts: int = 0
     due: float | None = None
     gone: bool = False
-    failed_swaps: int = 0
-    serves_since: float | None = None
+    works_since: float | None = None
 
-    def lose(self, at: float, rules: Rules) -> None:
-        if self.serves_since is not None and at - self.serves_since >= 600:
+    @property
+    def may_be_lost(self) -> bool:
+        return self.due is None and not self.gone
+
+    def lose(self, at: float) -> None:
+        if self.works_since is not None and at - self.works_since >= 600:
             self.restarts = 0
-        self.holds, self.failed_swaps, self.serves_since = (-1, -1), 0, None
+        self.works_since = None
         self.lives += 1
-        self.gone = self.restarts >= rules.max_restarts
+        self.gone = self.restarts >= self.max_restarts
         self.due = None if self.gone else at + min(2.0**self.restarts, 60.0)
         self.restarts += 1
 
+
+@dataclass
+class ServerBook(Book):
+    """holds: branch and version of its weights."""
+
+    holds: tuple[int, int] = (-1, -1)
+    failed_swaps: int = 0
+
+    def lose(self, at: float) -> None:
+        super().lose(at)
+        self.holds, self.failed_swaps = (-1, -1), 0
+
     def swap(self, branch: int, version: int, at: float) -> None:
         self.holds, self.failed_swaps = (branch, version), 0
-        if self.serves_since is None:
-            self.serves_since = at
+        if self.works_since is None:
+            self.works_since = at
 
 
 class EvaluationBook:

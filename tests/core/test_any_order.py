@@ -1,5 +1,5 @@
 """Whatever the order: answers, checks, swaps and publications come early or late, things fail, training goes back,
-servers are lost and come back.
+servers and reward workers are lost and come back.
 
 `World` checks each rule at every event: what `when_older` promises on age, Eq. 3 at each admission, a balanced ledger
 for groups and samples, nothing trained twice in the surviving history, nothing in memory of what is over. Here
@@ -20,7 +20,7 @@ from .machine import WorldMachine
 from .world import World, make_rules
 
 OUTCOMES = st.sampled_from([1.0, 0.0, 1.0, 0.5, float("nan"), None, "failed", "given"])
-LOSSES: Final = 3  # of servers in one walk
+LOSSES: Final = 3  # of servers and reward workers in one walk
 FILTERS: tuple[dict[str, object], ...] = (
     {},
     {"drop_equal": True},
@@ -32,6 +32,8 @@ SHAPES: tuple[dict[str, object], ...] = (
     {"truncated": "mask", "aggregation": "sequence_mean"},
     {"truncated": "penalize", "truncated_penalty": 0.5, "aggregation": "constant"},
     {"max_new_tokens": 6, "overlong_tokens": 4, "overlong_penalty": 0.75},
+    {"reward_scale": 10.0, "reward_bias": -5.0, "truncated": "penalize", "truncated_penalty": 10.0},
+    {"min_tokens": 2, "max_tokens": 6},
 )
 
 
@@ -81,12 +83,13 @@ class AnyOrder(WorldMachine):
             servers=servers,
             wave=min(wave, servers),
             max_restarts=10_000,
+            max_worker_restarts=10_000,
             when_older=self.policy,
             requeue=bool(seed % 2),
             **(filters if size > 1 else {}),
             **shape,
         )
-        self.world = World(rules, servers=servers, prompts=prompts)
+        self.world = World(rules, servers=servers, workers=1 + seed % 2, prompts=prompts)
         self.order = seed
         self.losses = 0
         self.given = seed % 5 == 0 and not filters
@@ -132,9 +135,9 @@ class AnyOrder(WorldMachine):
             self.world.roll_back(max(self.world.trained - back, 0))
 
     @precondition(_running)
-    @rule(which=st.integers(0, 2))
-    def a_server_dies(self, which: int) -> None:
-        names = [name for name, book in self.world.servers.items() if book.due is None and not book.gone]
+    @rule(which=st.integers(0, 4))
+    def a_server_or_reward_worker_dies(self, which: int) -> None:
+        names = [name for name, book in self.world.peers.items() if book.may_be_lost]
         if names and self.losses < LOSSES:
             self.losses += 1
             self.world.lose(names[which % len(names)])

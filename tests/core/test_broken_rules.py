@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from areal_async.core import admission, batches, groups, shaping
 from areal_async.core.fleet import Fleet
@@ -22,6 +23,8 @@ DROP = {"when_older": "drop"}
 REQUEUE = {"when_older": "drop", "requeue": True}
 CUT = {"truncated": "mask", "aggregation": "sequence_mean"}
 SHAPED = {"truncated": "penalize", "truncated_penalty": 0.5, "drop_equal": True, "group_size": 2, "min_group": 2}
+SCALED = SHAPED | {"truncated_penalty": 10.0, "reward_scale": 10.0, "reward_bias": -5.0}
+LENGTHS = {"min_tokens": 2, "max_tokens": 6}
 SUCCESS = {"success_min": 0.3, "success_max": 0.5, "success_above": 0.4, "group_size": 2}
 OUTCOMES = (1.0, 0.0, 1.0, 1.0, None, "failed", "given")
 
@@ -71,7 +74,7 @@ def caught(changes: dict[str, object]) -> int:
     return count
 
 
-@pytest.mark.parametrize("changes", [WAIT, TRAIN, MASK, DROP, REQUEUE, CUT, SHAPED, SUCCESS], ids=repr)
+@pytest.mark.parametrize("changes", [WAIT, TRAIN, MASK, DROP, REQUEUE, CUT, SHAPED, SCALED, LENGTHS, SUCCESS], ids=repr)
 @pytest.mark.slow
 def test_with_its_rules_whole_nothing_is_noticed(changes: dict[str, object]) -> None:
     for seed in range(WALKS):
@@ -241,6 +244,19 @@ def filters_look_at_raw_rewards_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(shaping, "shaped", lambda reward, _done, _rules: reward)
 
 
+def rewards_are_not_scaled(patch: pytest.MonkeyPatch) -> None:
+    whole = shaping.shaped
+    patch.setattr(shaping, "shaped", lambda reward, done, rules: whole(reward, done, replace(rules, reward_scale=1.0)))
+
+
+def every_length_is_wanted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(shaping, "has_wanted_length", lambda _length, _rules: True)
+
+
+def the_bounds_of_a_length_are_not_wanted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(shaping, "has_wanted_length", lambda n, rules: rules.min_tokens < n < (rules.max_tokens or 1 << 30))
+
+
 def the_bounds_of_success_are_not_allowed(patch: pytest.MonkeyPatch) -> None:
     whole = shaping.success_share
     patch.setattr(shaping, "success_share", lambda rewards, rules: whole(rewards, rules) + 1e-9)
@@ -279,6 +295,9 @@ def the_bounds_of_success_are_not_allowed(patch: pytest.MonkeyPatch) -> None:
         (cut_answers_are_never_forgotten, CUT),
         (the_divisor_counts_tokens_whatever_is_asked, CUT),
         (filters_look_at_raw_rewards_only, SHAPED),
+        (rewards_are_not_scaled, SCALED),
+        (every_length_is_wanted, LENGTHS),
+        (the_bounds_of_a_length_are_not_wanted, LENGTHS),
         (the_bounds_of_success_are_not_allowed, SUCCESS),
     ],
     ids=lambda value: getattr(

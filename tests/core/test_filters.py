@@ -52,6 +52,64 @@ def test_p12_a_group_with_a_single_reward_gives_no_signal() -> None:
     assert [(sample.sample, sample.advantage) for sample in train.samples] == [("0.3", 0.0)]
 
 
+def test_p12_a_member_without_a_reward_is_left_out_and_the_others_are_finite() -> None:
+    """[1, nan, 0, 1]: the nan takes no part in the mean, nor in the step."""
+    (train,) = scored([1.0, math.nan, 0.0, 1.0], advantage="dr_grpo").history
+    assert [(sample.sample, sample.advantage) for sample in train.samples] == [
+        ("0.0", pytest.approx(1 / 3)), ("0.2", pytest.approx(-2 / 3)), ("0.3", pytest.approx(1 / 3)),
+    ]  # fmt: skip
+    (part,) = train.minibatches
+    assert part.divisor == 3 * train_length(train)
+
+
+def train_length(train: Train) -> int:
+    """Loss tokens of an answer of the first group, as `World` makes it: they are all of a length."""
+    return 1 + train.groups[0] % 7
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo", "reinforce_pp", "areal_paper"])
+@pytest.mark.parametrize("reward", [1.0, 0.0])
+def test_p12_a_batch_of_equal_rewards_has_no_gradient_and_the_run_goes_on(reward: float, advantage: str) -> None:
+    """[1, 1, 1, 1] in every group: advantages of exactly 0, a divisor that isn't 0, and the next step."""
+    world = World(make_rules(group_size=4, steps=3, advantage=advantage)).start()
+    assert world.run_out(outcome=reward) == Finish(reason="steps_done")
+    assert len(world.history) == 3
+    for train in world.history:
+        assert [sample.advantage for sample in train.samples] == [0.0] * 8
+        assert all(part.divisor > 0 for part in train.minibatches)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"drop_equal": True}, "all 4 rewards are equal"), ({"min_group": 2}, "1 members have a reward, 2 are needed")],
+)
+def test_p12_where_no_group_has_a_signal_the_run_ends_after_so_many_groups(
+    changes: dict[str, object], said: str
+) -> None:
+    """Every group is all-equal, or has no reward but one: another is asked for in its place, a bounded number of
+    times."""
+    world = World(make_rules(group_size=4, max_filtered=5, **changes)).start()
+    for _ in range(6):
+        world.settle("publish", "swap", "read", "sample")
+        for key in world.find("score")[:4]:
+            world.answer(key, 1.0 if "drop_equal" in changes or key[1].endswith(".3") else math.nan)
+    assert isinstance(world.end, Fail)
+    assert "6 groups in a row were filtered, and rollout.max_filtered is 5" in world.end.why
+    assert said in world.end.why
+    assert not world.history
+
+
+def test_an_answer_of_a_length_that_is_not_wanted_is_left_out_of_its_group() -> None:
+    """Groups' answers have 1, 2, 3, … tokens: the first has too few. A workflow's own reward is none either."""
+    world = World(make_rules(batch_groups=1, group_size=2, min_tokens=2, max_tokens=3, steps=1)).start()
+    world.settle("publish", "swap", "read")
+    world.answer(("sample", "0.0", "0"), "given")
+    world.settle("sample", "score", "read", outcome="mixed")
+    assert world.core.balance()["filtered"] == 1
+    (train,) = world.history
+    assert [(sample.sample, sample.advantage < 0) for sample in train.samples] == [("1.0", True), ("1.1", False)]
+
+
 def test_p10_a_group_that_is_short_of_a_member_is_replaced_and_the_step_completes() -> None:
     """One of 8 raises in every attempt; all are needed: its group fails, visibly, and another one takes its place."""
     world = World(make_rules(batch_groups=1, group_size=8, min_group=8, retries=1, max_failures=1, steps=1))

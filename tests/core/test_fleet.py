@@ -158,7 +158,7 @@ def test_a_lost_server_gets_the_newest_weights_before_anything_else() -> None:
         world.settle(*EARLY)
     world.lose("server0")
     world.wake()
-    assert given(world, Restart) == [Restart(server="server0", why="exit code -9")]
+    assert given(world, Restart) == [Restart(peer="server", id="server0", why="exit code -9")]
     count = len(world.commands)
     commands = world.answer(("restart", "server0"))
     assert commands == [Swap(server="server0", version=3, branch=0, location="0/3")]
@@ -217,7 +217,7 @@ def test_restarts_are_forgotten_by_whom_has_served_for_long() -> None:
     world.lose("server0")
     world.wake()
     world.settle("restart", "swap")
-    since = world.servers["server0"].serves_since
+    since = world.servers["server0"].works_since
     assert since is not None
     world.clock = since + 600.0
     world.lose("server0")
@@ -255,7 +255,7 @@ def test_a_server_that_has_yet_to_join_keeps_the_run_alive() -> None:
     world = begin(make_rules(max_restarts=0, servers=2, steps=1)).settle(*EARLY)
     world.lose("server0")
     assert world.end is None
-    world.servers["server1"] = type(world.servers["server0"])()
+    world.servers["server1"] = type(world.servers["server0"])(0)
     world.send(Joined(at=world.tick(), peer="server", id="server1"))
     assert world.run_out() == Finish(reason="steps_done")
 

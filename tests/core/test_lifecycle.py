@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_async.core.lifecycle import GROUP, SAMPLE, SERVER, STORY_LENGTH, TRAINER, Lifecycle, Thing
+from areal_async.core.lifecycle import GROUP, REWARD_WORKER, SAMPLE, SERVER, STORY_LENGTH, TRAINER, Lifecycle, Thing
 from areal_async.errors import IllegalTransition
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +16,9 @@ class Server(Thing):
     lifecycle = SERVER
 
 
-@pytest.mark.parametrize("lifecycle", [GROUP, SAMPLE, SERVER, TRAINER], ids=lambda lifecycle: lifecycle.name)
+@pytest.mark.parametrize(
+    "lifecycle", [GROUP, SAMPLE, SERVER, REWARD_WORKER, TRAINER], ids=lambda lifecycle: lifecycle.name
+)
 def test_every_state_is_in_its_table_and_can_be_reached(lifecycle: Lifecycle) -> None:
     reached = [lifecycle.start]
     for state in reached:

@@ -1,8 +1,9 @@
-"""Servers die, come back or don't, swaps and evaluations fail, in any order; each of their rules, broken on purpose.
+"""Servers and reward workers die, come back or don't, swaps and evaluations fail, in any order; each of their rules,
+broken on purpose.
 
 `World` checks at every event: nothing on a lost server while another could take it, never below the floor, waves, no
 version freed that somebody loads, restarts in time, evaluations of one version, the ledger's balance. At the end of
-each walk the run must reach its end while a server can come back.
+each walk the run must reach its end while a server can come back and no reward worker was lost too often.
 """
 
 import copy
@@ -13,11 +14,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from areal_async.core import fleet
+from areal_async.core import fleet, restarts
 from areal_async.core.evaluating import Evaluations
 from areal_async.core.fleet import Fleet, Server
 from areal_async.core.groups import Groups
 from areal_async.core.orchestrator import Orchestrator
+from areal_async.core.restarts import Restarted
+from areal_async.core.workers import Worker, Workers
 from areal_async.errors import IllegalTransition
 from areal_async.messages import Fail, Failed, Finish
 
@@ -41,7 +44,7 @@ def check_loads(world: World) -> None:
 def check_end(world: World, end: Finish | Fail) -> None:
     """A run that could go on doesn't fail."""
     if isinstance(end, Fail):
-        hold(world.stranded or world.evaluations.failures >= 3, end.why)
+        hold(world.stranded or world.unchecked or world.evaluations.failures >= 3, end.why)
 
 
 class LosingServers(WorldMachine):
@@ -52,6 +55,7 @@ class LosingServers(WorldMachine):
         eta=st.integers(0, 3),
         size=st.integers(1, 3),
         servers=st.integers(1, 3),
+        workers=st.integers(1, 2),
         wave=st.integers(1, 3),
         restarts=st.integers(0, 3),
         every=st.integers(0, 3),
@@ -65,6 +69,7 @@ class LosingServers(WorldMachine):
         eta: int,
         size: int,
         servers: int,
+        workers: int,
         wave: int,
         restarts: int,
         every: int,
@@ -85,9 +90,10 @@ class LosingServers(WorldMachine):
             wave=wave,
             servers=servers,
             max_restarts=restarts,
+            max_worker_restarts=restarts + 1,
             eval_every=every,
         )
-        self.world = World(rules, servers=servers, prompts=prompts)
+        self.world = World(rules, servers=servers, workers=workers, prompts=prompts)
         self.seed = seed
         self.world.start()
         if answered > 20:
@@ -110,7 +116,14 @@ class LosingServers(WorldMachine):
     @precondition(_running)
     @rule(which=st.integers(0, 2))
     def a_server_dies(self, which: int) -> None:
-        names = [name for name, book in self.world.servers.items() if book.due is None and not book.gone]
+        names = [name for name, book in self.world.servers.items() if book.may_be_lost]
+        if names:
+            self.world.lose(names[which % len(names)])
+
+    @precondition(_running)
+    @rule(which=st.integers(0, 1))
+    def a_reward_worker_dies(self, which: int) -> None:
+        names = [name for name, book in self.world.workers.items() if book.may_be_lost]
         if names:
             self.world.lose(names[which % len(names)])
 
@@ -168,6 +181,7 @@ def look_closer(world: World) -> Hashable:
             for s in parts.fleet.servers.values()
         ),
         tuple((sample.incarnation, sample.server) for sample in parts.ledger.samples.values()),
+        tuple((w.state, w.restarts, w.restart_at is None) for w in parts.rewards.workers.values()),
         (evaluations.under_way is None, evaluations._evaluated, evaluations._void, evaluations._failures),
         evaluations.wakeup is None,
     )
@@ -185,7 +199,7 @@ def moves(world: World, losses: int, failures: int, rollbacks: int) -> list[Move
     if failures:
         found += [("fail", key) for key in world.pending if key[0] in ("swap", "evaluate")]
     if losses:
-        found += [("lose", (name,)) for name, book in world.servers.items() if book.due is None]
+        found += [("lose", (name,)) for name, book in world.peers.items() if book.due is None]
     if rollbacks and world.find("train"):
         found += [("roll back", (str(to),)) for to in range(world.trained + 1)]
     return found
@@ -235,11 +249,13 @@ def test_every_order_with_losses_reaches_the_end(
 
 # ------------------------------------------------------------------------------------------------ broken on purpose
 
-WALKS = 60
+WALKS = 60  # in which servers are lost
+ALL_WALKS = 90  # in the last ones reward workers are lost too
 
 
 def walk(seed: int) -> None:
-    """One run to its end, in which servers die, swaps and evaluations fail, and what was told is told again."""
+    """One run to its end, in which servers (and reward workers) die, swaps and evaluations fail, and what was told is
+    told again."""
     pick = numbers(seed)
     servers = 1 + next(pick) % 3
     rules = make_rules(
@@ -252,13 +268,15 @@ def walk(seed: int) -> None:
         servers=servers,
         max_restarts=next(pick) % 4,
         eval_every=next(pick) % 3,
+        max_worker_restarts=1 + seed % 3,
     )
-    world = World(rules, servers=servers).start()
+    world = World(rules, servers=servers, workers=1 + seed % 2).start()
     for _ in range(150):
         if world.end is not None:
             break
         chance = next(pick) % 30
-        names = [name for name, book in world.servers.items() if book.due is None and not book.gone]
+        peers = world.servers if seed < WALKS else world.peers
+        names = [name for name, book in peers.items() if book.may_be_lost]
         if chance == 0 and names:
             world.lose(names[next(pick) % len(names)])
         elif chance == 1 and world.branch < 2:
@@ -278,7 +296,7 @@ def walk(seed: int) -> None:
 def caught() -> int:
     """In how many walks something was noticed."""
     count = 0
-    for seed in range(WALKS):
+    for seed in range(ALL_WALKS):
         try:
             walk(seed)
         except (Broken, IllegalTransition):
@@ -287,7 +305,7 @@ def caught() -> int:
 
 
 def test_with_its_rules_whole_nothing_is_noticed() -> None:
-    for seed in range(WALKS):
+    for seed in range(ALL_WALKS):
         walk(seed)
 
 
@@ -346,11 +364,33 @@ def nobody_asks_to_be_woken(patch: pytest.MonkeyPatch) -> None:
 
 
 def restarts_come_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fleet, "FIRST_RESTART_S", 0.0)
+    patch.setattr(restarts, "FIRST_RESTART_S", 0.0)
 
 
 def restarts_never_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Server, "forgive", lambda self, _at: setattr(self, "restarts", 0))
+    patch.setattr(Restarted, "forgive", lambda self, _at: setattr(self, "restarts", 0))
+
+
+def a_worker_may_be_lost_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Worker, "forgive", lambda self, _at: setattr(self, "restarts", 0))
+
+
+def nobody_wakes_for_a_worker(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Workers, "_refresh", lambda _self: None)
+
+
+def a_worker_is_given_up_a_loss_early(patch: pytest.MonkeyPatch) -> None:
+    whole = Workers.__init__
+    patch.setattr(Workers, "__init__", lambda self, max_restarts: whole(self, max_restarts - 1))
+
+
+def a_worker_that_is_given_up_is_no_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Workers, "given_up", property(lambda _self: "", lambda _self, _why: None), raising=False)
+
+
+def a_worker_that_starts_again_is_told_twice(patch: pytest.MonkeyPatch) -> None:
+    whole = Workers.wake
+    patch.setattr(Workers, "wake", lambda self, at: whole(self, at) * 2)
 
 
 def a_server_left_alone_is_hoped_for(patch: pytest.MonkeyPatch) -> None:
@@ -358,7 +398,7 @@ def a_server_left_alone_is_hoped_for(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_past_is_believed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Server, "since", property(lambda _self: -1.0, lambda _self, _at: None))
+    patch.setattr(Restarted, "since", property(lambda _self: -1.0, lambda _self, _at: None))
 
 
 def a_server_is_swapped_while_it_evaluates(patch: pytest.MonkeyPatch) -> None:
@@ -404,6 +444,11 @@ def a_new_attempt_goes_to_the_groups_own_server(patch: pytest.MonkeyPatch) -> No
         restarts_come_at_once,
         restarts_never_end,
         a_server_left_alone_is_hoped_for,
+        a_worker_may_be_lost_for_ever,
+        nobody_wakes_for_a_worker,
+        a_worker_is_given_up_a_loss_early,
+        a_worker_that_is_given_up_is_no_end,
+        a_worker_that_starts_again_is_told_twice,
         the_past_is_believed,
         a_server_is_swapped_while_it_evaluates,
         the_end_does_not_wait_for_the_last_evaluation,

@@ -251,12 +251,11 @@ def test_a_stop_cancels_what_is_in_flight() -> None:
     assert world.core.balance()["cancelled"] == 4
 
 
-@pytest.mark.parametrize("peer", ["trainer", "rewards"])
-def test_a_lost_peer_ends_the_run_with_its_story(peer: str) -> None:
+def test_a_lost_trainer_ends_the_run_with_its_story() -> None:
     world = World(make_rules()).start().settle(*EARLY)
-    world.send(Lost(at=world.tick(), peer=peer, id=peer, why="exit code -9"))  # type: ignore[arg-type]
+    world.send(Lost(at=world.tick(), peer="trainer", id="trainer", why="exit code -9"))
     assert isinstance(world.end, Fail)
-    assert f"{peer} is gone at step 0: exit code -9" in world.end.why
+    assert "trainer is gone at step 0: exit code -9" in world.end.why
 
 
 @pytest.mark.parametrize(("of", "id"), [("publish", "0"), ("train", "0")])

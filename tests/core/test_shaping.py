@@ -1,4 +1,4 @@
-"""Rewards after their penalties, against the formula and against exact arithmetic."""
+"""Rewards after their scale, bias and penalties, against the formula and against exact arithmetic; wanted lengths."""
 
 import math
 
@@ -6,13 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_async.core.shaping import LARGEST_REWARD, overlong, shaped, success_share, usable
+from areal_async.core.shaping import (
+    LARGEST_REWARD,
+    LARGEST_SCALE,
+    check,
+    overlong,
+    shaped,
+    success_share,
+    usable,
+)
 from areal_async.messages import FinishReason, SampleDone, Truncated
 
 from . import expected
 from .world import World, make_rules
 
 PENALTIES = st.floats(0.0, LARGEST_REWARD)
+SCALES = st.floats(0.0, LARGEST_SCALE, exclude_min=True)
+BIASES = st.floats(-LARGEST_REWARD, LARGEST_REWARD)
+LENGTHS = st.tuples(st.integers(0, 500), st.one_of(st.none(), st.integers(1, 500))).filter(
+    lambda bounds: bounds[1] is None or bounds[0] <= bounds[1]
+)
 
 
 def make_answer(length: int, finish: FinishReason = "stop") -> SampleDone:
@@ -60,6 +73,9 @@ def test_only_an_answer_that_was_cut_is_penalised_for_it() -> None:
     truncated=st.sampled_from(["train", "mask", "penalize"]),
     tokens=st.integers(0, 500),
     penalties=st.tuples(PENALTIES, PENALTIES),
+    scale=st.one_of(st.just(1.0), SCALES),
+    bias=st.one_of(st.just(0.0), BIASES),
+    wanted=LENGTHS,
 )
 def test_a_shaped_reward_is_finite_and_right(
     reward: float,
@@ -68,23 +84,43 @@ def test_a_shaped_reward_is_finite_and_right(
     truncated: Truncated,
     tokens: int,
     penalties: tuple[float, float],
+    scale: float,
+    bias: float,
+    wanted: tuple[int, int | None],
 ) -> None:
     rules = make_rules(
-        truncated=truncated, truncated_penalty=penalties[0], overlong_tokens=tokens, overlong_penalty=penalties[1]
-    )
+        truncated=truncated, truncated_penalty=penalties[0], overlong_tokens=tokens, overlong_penalty=penalties[1],
+        reward_scale=scale, reward_bias=bias, min_tokens=wanted[0], max_tokens=wanted[1],
+    )  # fmt: skip
+    check(rules)
     answer = make_answer(length, finish)
-    raw = usable(reward)
+    raw = usable(reward, answer, rules)
     found = shaped(raw, answer, rules)
-    assert (found is None) == (raw is None) == (not abs(reward) <= LARGEST_REWARD)
+    assert raw == expected.usable(rules, reward, answer)
+    assert (found is None) == (raw is None)
     if raw is not None and found is not None:
         assert math.isfinite(found)
-        scale = abs(raw) + sum(penalties)
-        assert abs(found - float(expected.shaped(rules, raw, answer))) <= 1e-15 * scale + 1e-300
+        size = abs(raw) * scale + abs(bias) + sum(penalties)
+        assert abs(found - float(expected.shaped(rules, raw, answer))) <= 1e-15 * size + 1e-300
 
 
 def test_what_can_be_computed_with() -> None:
-    assert [usable(reward) for reward in (math.nan, math.inf, -math.inf, 1e101, None)] == [None] * 5
-    assert [usable(reward) for reward in (1e100, -3.0, 0.0)] == [1e100, -3.0, 0.0]
+    answer, rules = make_answer(5), make_rules()
+    assert [usable(reward, answer, rules) for reward in (math.nan, math.inf, -math.inf, 1e101, None)] == [None] * 5
+    assert [usable(reward, answer, rules) for reward in (1e100, -3.0, 0.0)] == [1e100, -3.0, 0.0]
+
+
+def test_a_length_that_is_not_wanted_means_no_reward() -> None:
+    rules = make_rules(min_tokens=3, max_tokens=5)
+    assert [usable(1.0, make_answer(length), rules) for length in range(2, 7)] == [None, 1.0, 1.0, 1.0, None]
+    assert usable(1.0, make_answer(10**6), make_rules()) == 1.0
+
+
+def test_scale_and_bias_as_in_the_paper() -> None:
+    """±5 for right and wrong answers (arXiv 2505.24298), before the penalties."""
+    rules = make_rules(reward_scale=10.0, reward_bias=-5.0, truncated="penalize", truncated_penalty=1.0)
+    assert [shaped(reward, make_answer(5), rules) for reward in (1.0, 0.0, None)] == [5.0, -5.0, None]
+    assert shaped(1.0, make_answer(5, "length"), rules) == 4.0
 
 
 def test_success_is_counted_strictly_above() -> None:
@@ -99,6 +135,11 @@ def test_success_is_counted_strictly_above() -> None:
         ({"overlong_penalty": math.nan}, "reward.overlong_penalty nan"),
         ({"overlong_penalty": -1.0}, r"reward.overlong_penalty -1\.0"),
         ({"overlong_tokens": 501}, "reward.overlong_tokens 501 must be from 0 to rollout.max_new_tokens 500"),
+        ({"reward_scale": 0.0}, r"reward.scale 0\.0 must be above 0"),
+        ({"reward_scale": math.inf}, "reward.scale inf"),
+        ({"reward_bias": math.nan}, "reward.bias nan"),
+        ({"max_tokens": 0}, "reward.max_tokens 0 is less than reward.min_tokens 0, or 0"),
+        ({"min_tokens": 9, "max_tokens": 8}, "reward.max_tokens 8 is less than reward.min_tokens 9"),
         ({"success_min": 0.6, "success_max": 0.5}, r"rollout.success_min 0\.6 and success_max 0\.5"),
         ({"success_above": math.nan}, "success_above nan a finite number"),
     ],

@@ -45,7 +45,7 @@ from areal_async.messages import (
 
 from . import expected, promises
 from .answers import event_of
-from .servers import EvaluationBook, ServerBook, check_swap
+from .servers import Book, EvaluationBook, ServerBook, check_swap
 
 Key: TypeAlias = tuple[str, ...]
 
@@ -90,7 +90,7 @@ class GroupBook:
 class World:
     """Holds what the core has asked for (`pending`) until the test has it answered."""
 
-    def __init__(self, rules: Rules, *, servers: int = 1, prompts: int | None = None) -> None:
+    def __init__(self, rules: Rules, *, servers: int = 1, workers: int = 1, prompts: int | None = None) -> None:
         self.rules = rules
         self.core = Orchestrator(rules)
         self.prompts = prompts
@@ -109,6 +109,7 @@ class World:
         self.done: dict[str, SampleDone] = {}
         self.oldest: dict[tuple[str, int], int] = {}
         self.servers: dict[str, ServerBook] = {}
+        self.workers: dict[str, Book] = {}
         self.evaluations = EvaluationBook(rules, hold)
         self.placed: dict[tuple[str, int], tuple[str, int]] = {}  # sample, attempt -> server, which of its lives
         self.published: tuple[int, int] | None = None  # newest complete (branch, version)
@@ -122,15 +123,19 @@ class World:
         self.stopping = False
         self.send(Woke(at=0.0))
         self._servers = [f"server{i}" for i in range(servers)]
+        self._workers = [f"rewards.{i}" for i in range(workers)]
 
     # ------------------------------------------------------------------------------------------- what a test does
 
     def start(self, version: int = 0) -> "World":
         self.first = self.trained = version
         self.send(Joined(at=self.tick(), peer="trainer", id="trainer", version=version))
-        self.send(Joined(at=self.tick(), peer="rewards", id="rewards"))
+        for name in self._workers:
+            self.workers[name] = Book(self.rules.max_worker_restarts)
+            self.send(Joined(at=self.tick(), peer="rewards", id=name))
+            self.workers[name].works_since = self.clock
         for name in self._servers:
-            self.servers[name] = ServerBook()
+            self.servers[name] = ServerBook(self.rules.max_restarts)
             self.send(Joined(at=self.tick(), peer="server", id=name))
         return self
 
@@ -153,9 +158,10 @@ class World:
 
     def answer(self, key: Key, outcome: float | str | None = 1.0) -> list[AnyCommand]:
         """Answer a pending command. outcome: the reward; "given" (the workflow rewards 1.0 itself); "mixed"
-        (0 and 1 within a group); "failed". A sample that no server can take meets its deadline."""
+        (0 and 1 within a group); "failed". A sample that no server can take meets its deadline; a check whose worker
+        was lost, while no other is there, was made for the last time."""
         if not self.can_be_done(key):
-            outcome = "failed"
+            outcome = "failed" if key[0] == "sample" else None
         event = self._event(self.pending.pop(key), outcome)
         self._note(event)
         self.told.append(event)
@@ -200,13 +206,14 @@ class World:
         raise Broken(f"no end: {self.core.waiting()}")
 
     def lose(self, name: str, why: str = "exit code -9") -> list[AnyCommand]:
-        """A server dies, whatever it does at the moment; what ran on it is carried on elsewhere, or waits."""
+        """A server or a reward worker dies, whatever it does at the moment; what ran on it is carried on elsewhere, or
+        waits."""
         for key in [*self.find("swap", name), *self.find("evaluate", name)]:
             self.late.append(self._event(self.pending.pop(key), 1.0))
             if key[0] == "evaluate":
                 self.evaluations.failed()
         self.pending.pop(("restart", name), None)
-        event = Lost(at=self.tick(), peer="server", id=name, why=why)
+        event = Lost(at=self.tick(), peer="server" if name in self.servers else "rewards", id=name, why=why)
         self._note(event)
         self.told.append(event)
         return self.send(event)
@@ -227,14 +234,26 @@ class World:
         return [name for name, book in self.servers.items() if book.holds[0] == branch and book.holds[1] >= floor]
 
     def can_be_done(self, key: Key) -> bool:
-        """Whether what is pending doesn't wait for a server."""
+        """Whether what is pending doesn't wait for a server or a reward worker."""
         command = self.pending[key]
+        if isinstance(command, Score):
+            return any(book.works_since is not None for book in self.workers.values())
         return not isinstance(command, StartSample) or bool(self.holders(command.floor))
+
+    @property
+    def peers(self) -> dict[str, Book]:
+        """Whatever is started again after it was lost."""
+        return {**self.servers, **self.workers}
 
     @property
     def stranded(self) -> bool:
         """Whether no server will ever serve again."""
         return all(book.gone for book in self.servers.values())
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether a reward worker was lost too often."""
+        return any(book.gone for book in self.workers.values())
 
     # ------------------------------------------------------------------------------------------------- the books
 
@@ -330,9 +349,11 @@ class World:
                 hold(not self.find("swap", command.server), "two swaps at once")
                 self.pending["swap", command.server] = command
             case Restart():
-                due, self.servers[command.server].due = self.servers[command.server].due, None
-                hold(due is not None and due <= self.clock, f"{command} at {self.clock}, due at {due}")
-                self.pending["restart", command.server] = command
+                book = self.peers[command.id]
+                hold(command.peer == ("server" if command.id in self.servers else "rewards"), f"{command}")
+                hold(book.due is not None and book.due <= self.clock, f"{command} at {self.clock}, due at {book.due}")
+                book.due = None
+                self.pending["restart", command.id] = command
             case Evaluate():
                 hold(not self.find("evaluate"), "two evaluations at once")
                 ends = self.prompts is not None
@@ -357,10 +378,13 @@ class World:
 
     def _check_due(self, at: float) -> None:
         """What is due at this time was said, and the core wants to be woken for the rest."""
-        dues = [book.due for book in self.servers.values() if book.due is not None]
-        if self.end is not None or self.stopping or not dues:
+        dues = [book.due for book in self.peers.values() if book.due is not None]
+        if self.end is not None or self.stopping:
             return
-        hold(min(dues) > at, f"a server was to be started again at {min(dues)}, it is {at}")
+        hold(not self.unchecked, "goes on although a reward worker was lost too often")
+        if not dues:
+            return
+        hold(min(dues) > at, f"one that was lost was to be started again at {min(dues)}, it is {at}")
         wakeup = self.core.next_wakeup()
         hold(wakeup is not None and wakeup <= min(dues), f"wants to be woken at {wakeup}, due is {min(dues)}")
 
@@ -496,10 +520,9 @@ class World:
                 self.done[sample] = event
                 self._kept.add(sample)
                 if reward is not None:
-                    self._outcome(sample, reward)
+                    self._outcome(sample, expected.usable(self.rules, reward, event))
             case Scored(sample=sample, reward=reward):
-                usable = reward is not None and abs(reward) < float("inf")
-                self._outcome(sample, reward if usable else None)
+                self._outcome(sample, expected.usable(self.rules, reward, self.done[sample]))
             case Failed(of="sample", id=sample, attempt=attempt) if attempt == self.rules.retries:
                 self._outcome(sample, "failed")
             case StepDone(step=step):
@@ -512,9 +535,11 @@ class World:
             case Failed(of="swap", id=server):
                 self.servers[server].failed_swaps += 1
                 if self.servers[server].failed_swaps == 3:
-                    self.servers[server].lose(event.at, self.rules)
-            case Lost(peer="server", id=server):
-                self.servers[server].lose(event.at, self.rules)
+                    self.servers[server].lose(event.at)
+            case Lost(id=name):
+                self.peers[name].lose(event.at)
+            case Joined(peer="rewards", id=name):
+                self.workers[name].works_since = event.at
             case EvaluationDone(version=version):
                 self.evaluations.done(version)
             case Failed(of="evaluation"):
