@@ -72,15 +72,28 @@ def descendants(pid: int) -> list[int]:
 def kill_tree(pid: int) -> None:
     """Kill a process with its descendants, also if they multiply meanwhile: first everything is made to stand still.
 
-    What nevertheless escapes (others woke it up) becomes a child of the sub-reaper above, which has to look.
+    A signal to a process group reaches every member, and none can fork past it; so a bomb within a group ends at once.
+    One that makes new groups all the time may outrun this: what escapes becomes a child of the sub-reaper above, which
+    has to look again; a bound on the number of processes (a cgroup) or a pid namespace is what holds it for certain.
     """
     stopped: set[int] = set()
+    groups: set[int] = set()
     for _ in range(SWEEPS):
         moving = [found for found in (pid, *walk(pid)) if found not in stopped]
         if not moving:
             break
-        signal_all(moving, signal.SIGSTOP)
+        for found in moving:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                group = os.getpgid(found)
+                if group in groups or group == os.getpgrp():  # ours, if it has only just been forked
+                    os.kill(found, signal.SIGSTOP)
+                else:
+                    groups.add(group)
+                    os.killpg(group, signal.SIGSTOP)
         stopped.update(moving)
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
     signal_all(stopped, signal.SIGKILL)
 
 

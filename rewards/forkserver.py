@@ -37,6 +37,7 @@ from areal_async import process_tree
 from areal_async.errors import RewardError
 from areal_async.messages import RewardSpec, ScoreTask, Verdict
 from areal_async.rewards import limits
+from areal_async.rewards.cgroups import Cgroups
 from areal_async.rewards.channel import Done, Job, Message, Ready, Unpacker, pack
 from areal_async.rewards.decoding import Decode, load_decoder
 from areal_async.rewards.loading import load
@@ -65,15 +66,20 @@ def main(arguments: list[str]) -> int:
     worker.sendall(pack(Ready("")))
     gc.collect()
     gc.freeze()  # what is loaded stays in pages that the checks share
-    ForkServer(worker, spec, grader, decode).serve()
+    groups = Cgroups(limits.places(spec), spec.limits.processes)
+    try:
+        ForkServer(worker, spec, grader, decode, groups).serve()
+    finally:
+        groups.close()
     return 0
 
 
 @dataclass
 class _Running:
-    """A check that was forked. ended_by: the verdict under which this process killed it."""
+    """A check that was forked. place: number of its group. ended_by: the verdict under which this process killed it."""
 
     job: Job
+    place: int
     pid: int
     pidfd: int
     result: int
@@ -91,7 +97,9 @@ class _Running:
 class ForkServer:
     """Runs the checks that come over the socket until the socket is closed."""
 
-    def __init__(self, worker: socket.socket, spec: RewardSpec, grader: Grader, decode: Decode) -> None:
+    def __init__(
+        self, worker: socket.socket, spec: RewardSpec, grader: Grader, decode: Decode, groups: Cgroups
+    ) -> None:
         self._worker = worker
         self._timeout_s = spec.timeout_s
         self._limits = spec.limits
@@ -99,6 +107,8 @@ class ForkServer:
         self._values = spec.values
         self._quick_places = spec.concurrent
         self._slow_places = limits.places(spec) - spec.concurrent
+        self._groups = groups
+        self._free = deque(range(limits.places(spec)))  # the one that was left longest ago is taken next
         self._grader = grader
         self._decode = decode
         self._pid = os.getpid()
@@ -197,9 +207,10 @@ class ForkServer:
             inherited = [self._worker.fileno(), result, output]
             for other in self._running.values():
                 inherited += [other.pidfd, other.result, other.output]
+            place = self._free[0]
             pid = os.fork()
             if pid == 0:
-                self._be_check(job, inherited, result_end, output_end)
+                self._be_check(job, place, inherited, result_end, output_end)
             try:
                 pidfd = os.pidfd_open(pid)
             except OSError:
@@ -207,8 +218,11 @@ class ForkServer:
                 os.waitpid(pid, 0)
                 raise
             ours.pop_all()
+        self._free.popleft()
         watch = limits.Watch(pid, self._limits, began)
-        return _Running(job, pid, pidfd, result, output, began, began + self._timeout_s, watch, began + limits.LOOK_S)
+        return _Running(
+            job, place, pid, pidfd, result, output, began, began + self._timeout_s, watch, began + limits.LOOK_S
+        )
 
     def _look(self, running: _Running, descriptor: int) -> None:
         if descriptor == running.pidfd:
@@ -259,6 +273,7 @@ class ForkServer:
             self._read_output(running)
         found = running.ended_by or _outcome_of(running, os.waitstatus_to_exitcode(status))
         del self._running[running.pid]
+        self._free.append(running.place)
         for descriptor in (running.pidfd, running.output):
             del self._by_descriptor[descriptor]
             self._poll_forget(descriptor)
@@ -276,9 +291,10 @@ class ForkServer:
 
     # ------------------------------------------------------------------------------------------- in the forked child
 
-    def _be_check(self, job: Job, inherited: list[int], result: int, output: int) -> NoReturn:
+    def _be_check(self, job: Job, place: int, inherited: list[int], result: int, output: int) -> NoReturn:
         try:
             process_tree.die_with_parent(self._pid)
+            self._groups.enter(place)
             process_tree.become_subreaper()
             os.setsid()
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -291,7 +307,10 @@ class ForkServer:
             os.nice(limits.CHECK_NICE)
             limits.nice_session("self", limits.CHECK_NICE)
             limits.set_limits(self._limits, self._address_bytes)
-            os.write(result, msgspec.msgpack.encode(self._graded(job)))
+            check = os.getpid()
+            found = self._graded(job)
+            if os.getpid() == check:  # a process that the function forked may come back from it, too
+                os.write(result, msgspec.msgpack.encode(found))
         finally:
             os._exit(0)
 

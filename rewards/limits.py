@@ -12,6 +12,7 @@ import contextlib
 import os
 import resource
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from areal_async import process_tree
@@ -28,13 +29,14 @@ SLOW_NICE: Final = 10  # a third of the share of a quick one; much less, and it 
 LOOK_S: Final = (
     0.025  # between looks at a check, the first at that age: a bomb makes some 10 processes in a millisecond
 )
-EXACT_S: Final = 0.25  # between exact looks at memory, which cost milliseconds for a large check
-EXACT_SHARE: Final = 10  # of a core's time, exact looks at a check that seems too large may take one in so many
+FILES_S: Final = 0.25  # between looks at memory files, which hardly any check has
+EXACT_SHARE: Final = 10  # an exact look at a large check's memory takes milliseconds: at most one in so many goes there
 SPARE_BYTES: Final = 64 << 20  # a check that ran out of memory may still say so
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 MIB: Final = 1 << 20
 MEMFD: Final = "/memfd:"
+BLOCK_BYTES: Final = 512  # of `st_blocks`
 
 
 def places(options: RewardOptions) -> int:
@@ -91,8 +93,9 @@ class Watch:
         self._pid = pid
         self._processes = limits.processes
         self._memory_mib = limits.memory_mib
-        self._exact_at = began + EXACT_S
-        self._again_at = began
+        self._exact_at = began
+        self._files_at = began + FILES_S
+        self._files = 0
 
     def look(self, now: float) -> str:
         """Over which limit the check is; "" if over none."""
@@ -104,24 +107,23 @@ class Watch:
                 resident += _resident_bytes(pid)
             if tasks > self._processes:
                 return f"had more than {self._processes} processes and threads (reward.limits.processes)"
+        if now >= self._files_at:
+            self._files_at = now + FILES_S
+            self._files = sum(dict(file for pid in pids for file in _memory_files(pid)).values())
         # `resident` counts for each process anew what they share, also with the one that checks are forked from
-        suspicious = resident > self._memory_mib * MIB and now >= self._again_at
-        if (suspicious or now >= self._exact_at) and self._used_bytes(pids, now) > self._memory_mib * MIB:
-            return out_of_memory(self._memory_mib)
-        return ""
+        suspicious = resident + self._files > self._memory_mib * MIB and now >= self._exact_at
+        return out_of_memory(self._memory_mib) if suspicious and self._is_over(pids, now) else ""
 
-    def _used_bytes(self, pids: list[int], now: float) -> int:
+    def _is_over(self, pids: list[int], now: float) -> bool:
         begin = time.monotonic()
-        own, shared, files = 0, 0, dict[tuple[int, int], int]()
+        own = shared = 0
         for pid in pids:
             with contextlib.suppress(OSError):
                 memory = _proportional(pid)
                 shared += memory.get("Pss_Shmem", 0)
                 own += memory.get("Pss", 0) - memory.get("Pss_Shmem", 0)
-            files.update(_memory_files(pid))
-        self._exact_at = now + EXACT_S
-        self._again_at = now + EXACT_SHARE * (time.monotonic() - begin)
-        return own + max(shared, sum(files.values()))  # what of a memory file is mapped, is in both
+        self._exact_at = now + EXACT_SHARE * (time.monotonic() - begin)
+        return own + max(shared, self._files) > self._memory_mib * MIB  # what of a memory file is mapped, is in both
 
 
 def out_of_memory(memory_mib: int) -> str:
@@ -140,14 +142,12 @@ def _proportional(pid: int) -> dict[str, int]:
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if row[0].startswith("Pss")}
 
 
-def _memory_files(pid: int) -> dict[tuple[int, int], int]:
-    """Bytes in the memory files (memfd_create) that a process holds, mapped or not, by device and inode."""
-    found: dict[tuple[int, int], int] = {}
-    with contextlib.suppress(OSError):
+def _memory_files(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
+    """((device, inode), bytes) of each memory file (memfd_create) that a process holds, mapped or not."""
+    with contextlib.suppress(OSError):  # it has just ended
         for name in os.listdir(f"/proc/{pid}/fd"):
             path = f"/proc/{pid}/fd/{name}"
             with contextlib.suppress(OSError):  # just closed
                 if os.readlink(path).startswith(MEMFD):
                     status = os.stat(path)
-                    found[status.st_dev, status.st_ino] = status.st_blocks * 512
-    return found
+                    yield (status.st_dev, status.st_ino), status.st_blocks * BLOCK_BYTES

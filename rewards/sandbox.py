@@ -21,6 +21,7 @@ import msgspec
 from areal_async import process_tree
 from areal_async.errors import RewardError
 from areal_async.messages import RewardSpec, ScoreResult, ScoreTask
+from areal_async.rewards import cgroups
 from areal_async.rewards.channel import Done, Job, Message, Ready, Unpacker, pack
 from areal_async.rewards.verdicts import Outcome, result_of
 
@@ -151,3 +152,4 @@ class Sandbox:
         # The kernel has killed the checks, not what they started
         while (left := process_tree.marked(MARKER, self._marker)) and time.monotonic() < limit:
             process_tree.signal_all(left, signal.SIGKILL)
+        cgroups.remove_of(self._process.pid)
