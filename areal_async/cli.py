@@ -199,13 +199,13 @@ def _checked_config(arguments: argparse.Namespace) -> "Config":
     """The configuration, with everything found that can be known before a process is started."""
     from areal_async.config_check import check
     from areal_async.config_file import load_with_sources
-    from areal_async.rewards.loading import load
+    from areal_async.rewards.loading import verify
     from areal_async.specs import reward_spec
 
     config, sources = load_with_sources(arguments.config, arguments.overrides)
     check(config, sources)
     try:
-        load(reward_spec(config, None))
+        verify(reward_spec(config, None))
     except ArealError as error:
         raise ConfigError(f"{sources.where('reward.function')}: reward.function: {error}") from error
     return config

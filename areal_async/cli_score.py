@@ -111,7 +111,7 @@ def _reward(arguments: argparse.Namespace, options: Sequence[str]) -> tuple["Rew
     """The reward's options, and what its workers are told. Errors: ConfigError."""
     from areal_async import config_rewards
     from areal_async.config_file import reward_of_command_line
-    from areal_async.rewards.loading import load
+    from areal_async.rewards.loading import verify
 
     overrides = [f"reward.function={arguments.reward}"]
     if arguments.timeout is not None:
@@ -128,7 +128,7 @@ def _reward(arguments: argparse.Namespace, options: Sequence[str]) -> tuple["Rew
     spec = RewardSpec(**values, import_paths=(os.getcwd(),))
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what the user's module prints is no result
-            load(spec)
+            verify(spec)
     except ArealError as error:
         raise ConfigError(f"command line: --reward: {error}") from error
     return config, spec

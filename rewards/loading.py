@@ -34,7 +34,7 @@ SCORE: Final = "score"  # of a dict that a function returns; its names are those
 PRED: Final = "pred"
 
 
-def check(spec: RewardSpec) -> None:
+def verify(spec: RewardSpec) -> None:
     """RewardError if a worker couldn't start with this: all parts are looked at, and nothing is asked of `http`."""
     if local_terms(spec):
         load(spec)
@@ -60,6 +60,7 @@ def load(spec: RewardSpec) -> Grader:
     Puts `import_paths` on `sys.path`. If there is anything else in the sum, the outcome is a summand (`sums.weighed`).
     """
     parts = [(term, _load_one(term.name, spec)) for term in local_terms(spec)]
+    assert parts, f"{spec.function!r} has nothing to load"
     if alone(terms(spec.function)):
         return parts[0][1]
 

@@ -13,7 +13,7 @@ import pytest
 
 from areal_async.errors import RewardError
 from areal_async.messages import HttpOptions, RewardSpec, RewardTable
-from areal_async.rewards.loading import check, load
+from areal_async.rewards.loading import load, verify
 from areal_async.rewards.verdicts import Check, Outcome, reward_of
 
 SpecOf = Callable[..., RewardSpec]
@@ -145,7 +145,7 @@ def test_all_parts_are_looked_at_before_anything_runs(
 ) -> None:
     spec = msgspec.structs.replace(of(spec_of, function), http=options)
     with pytest.raises(RewardError, match=message) if message else contextlib.nullcontext():
-        check(spec)
+        verify(spec)
 
 
 @pytest.mark.parametrize("module", ["sums", "loading", "worker", "forkserver"])
