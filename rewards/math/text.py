@@ -16,22 +16,26 @@ import msgspec
 
 from areal_async.rewards.math.units import DEGREE, SIGNS, Unit, unit_of
 
+
+def words_of(text: str) -> frozenset[str]:
+    """A table of words."""
+    return frozenset(text.split())
+
+
 LONGEST: Final = 20_000  # characters; what is longer is no answer, and is left as it is
-WRAPPERS: Final = frozenset(
+WRAPPERS: Final = words_of(
     "text mathrm mbox hbox textrm textbf textit texttt textsf textnormal textup emph mathbf mathit mathsf mathtt "
-    "mathnormal operatorname boldsymbol bm pmb bold underline boxed fbox rm mathop ensuremath".split()
+    "mathnormal operatorname boldsymbol bm pmb bold underline boxed fbox rm mathop ensuremath"
 )
-IGNORED: Final = frozenset(
+IGNORED: Final = words_of(
     "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr bigm middle displaystyle textstyle "
     "scriptstyle limits nolimits bf it sf tt em normalsize large Large LARGE huge small footnotesize centering "
     "boldmath nonumber notag protect quad qquad enspace enskip thinspace thickspace medspace negthinspace hfill "
-    "newline allowbreak strut smallskip medskip".split()
+    "newline allowbreak strut smallskip medskip"
 )
-SPACES: Final = frozenset("quad qquad enspace enskip thinspace thickspace medspace hfill newline".split())
-DELIMITERS: Final = frozenset("left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr middle".split())
-WITH_ARGUMENT: Final = frozenset(
-    "hspace vspace phantom hphantom vphantom label tag color textcolor kern mspace".split()
-)
+SPACES: Final = words_of("quad qquad enspace enskip thinspace thickspace medspace hfill newline")
+DELIMITERS: Final = words_of("left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr middle")
+WITH_ARGUMENT: Final = words_of("hspace vspace phantom hphantom vphantom label tag color textcolor kern mspace")
 SYNONYMS: Final = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom", "leq": "le",
     "leqslant": "le", "geq": "ge", "geqslant": "ge", "neq": "ne", "varnothing": "emptyset", "lbrace": "{",
@@ -41,13 +45,17 @@ SYNONYMS: Final = {
     "wedge": "land", "vee": "lor", "textpi": "pi", "textbackslash": "setminus", "backslash": "setminus",
     "percent": "%", "iff": "Leftrightarrow", "rightarrow": "to", "textasciicircum": "^", "lcm": "lcm",
 }  # fmt: skip
-FUNCTIONS: Final = frozenset(
+FUNCTIONS: Final = words_of(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh coth log ln lg exp lim max min sup inf gcd lcm det "
-    "mod arg deg dim ker arccot arcsec arccsc sgn sqrt floor ceil".split()
+    "mod arg deg dim ker arccot arcsec arccsc sgn sqrt floor ceil"
 )
 _TRIGONOMETRY = re.compile(r"sin|cos|tan|cot|sec|csc")
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
 
+_GREEK_LETTERS: Final = "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩϕϵ"
+_GREEK_NAMES: Final = """
+alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon
+phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega phi epsilon"""
 _CHARACTERS: Final = str.maketrans(
     {
         **{chr(0xFF01 + index): chr(0x21 + index) for index in range(94)},  # full width
@@ -65,15 +73,7 @@ _CHARACTERS: Final = str.maketrans(
         "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
         "⅕": r"\frac{1}{5}", "⅖": r"\frac{2}{5}", "⅗": r"\frac{3}{5}", "⅘": r"\frac{4}{5}", "⅙": r"\frac{1}{6}",
         "⅚": r"\frac{5}{6}", "⅛": r"\frac{1}{8}", "⅜": r"\frac{3}{8}", "⅝": r"\frac{5}{8}", "⅞": r"\frac{7}{8}",
-        **{
-            sign: f"\\{name} "
-            for sign, name in zip(
-                "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩϕϵ",
-                "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon "
-                "phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega phi epsilon".split(),
-                strict=True,
-            )
-        },
+        **{sign: f"\\{name} " for sign, name in zip(_GREEK_LETTERS, _GREEK_NAMES.split(), strict=True)},
     }
 )  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "0123456789+-=()ni")
@@ -341,9 +341,9 @@ def _separated(text: str) -> str:
     return _SEPARATED.sub(sign, text)
 
 
-_NO_UNIT = frozenset(
+_NO_UNIT = words_of(
     "if for where when base mod is are was and or to the of not no on than else otherwise with such that as by from "
-    "mod times plus minus over dozen".split()
+    "mod times plus minus over dozen"
 )
 _WORD = re.compile(r"[A-Za-z]+")
 _LONG_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{4,}")
@@ -366,7 +366,7 @@ def _without_unit(text: str) -> tuple[str, Unit | None]:
     head, tail = text[:start].rstrip(), text[start:]
     if not tail.strip():
         return text, unit
-    pieces = [found for found in _PARTS.finditer(tail)]
+    pieces = list(_PARTS.finditer(tail))
     if not pieces or len(pieces) > MANY_WORDS:
         return text, unit
     for index, piece in enumerate(pieces):

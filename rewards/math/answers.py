@@ -1,0 +1,202 @@
+r"""Where in a response the answer stands.
+
+In this order: a box (`\boxed{…}`, `\fbox{…}`, the last one counts); what follows `####`; a response that is nothing but
+an answer; and only if it is allowed, what stands on the last line alone, or the last number.
+
+What always holds: the time grows linearly with the response, whatever it is; a box's content is found by counting
+braces and is as long as it is; what a model only thought (before `</think>`) is no answer.
+"""
+
+import re
+from itertools import pairwise
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from areal_async.messages import MathOptions
+from areal_async.rewards.math.text import FUNCTIONS
+
+Place: TypeAlias = Literal["box", "####", "whole", "last line", "last number"]
+
+SHORT: Final = 200  # characters of a response or a line that can be nothing but an answer
+GAP: Final = 60  # characters between boxes of one answer ("$x = \boxed{2}$ and $y = \boxed{3}$")
+OPEN, CLOSED = "<think>", "</think>"
+
+
+class Found(msgspec.Struct, frozen=True):
+    """text: the answer. place: where it stood. boxes: all boxes of the same sentence, if it was a box."""
+
+    text: str
+    place: Place
+    boxes: tuple[str, ...] = ()
+
+
+def find(response: str, prompt: str, options: MathOptions, *, cut: bool) -> Found | None:
+    """The answer of a response; None if it has none. cut: it ends where the token limit was."""
+    said = spoken(response, prompt, options)
+    if said is None:
+        return None
+    found = _boxed(said, cut=cut) or _marked(said, cut=cut)
+    if found is not None or cut:  # without a mark, nothing tells an answer from half an answer
+        return found
+    if not options.last_number:
+        return _whole(said)
+    return _whole(said) or _last_line(said) or _last_number(said)
+
+
+def find_in_gold(text: str) -> str:
+    """A gold answer may be a whole solution: what its box or its `####` says, else all of it."""
+    found = _boxed(text, cut=False) or _marked(text, cut=False)
+    if found is None:
+        return text.strip()
+    return ", ".join(found.boxes) if len(found.boxes) > 1 else found.text
+
+
+def spoken(response: str, prompt: str, options: MathOptions) -> str | None:
+    """What is said, not thought; None if the thought has no end."""
+    if options.thinking == "off":
+        return response
+    begin = response.rfind(CLOSED)
+    if begin < 0:
+        thinks = OPEN in response or prompt.rstrip().endswith(OPEN)
+        return None if thinks or options.thinking == "required" else response
+    said = response[begin + len(CLOSED) :]
+    return None if OPEN in said else said
+
+
+# ----------------------------------------------------------------------------------------------------------- boxes
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+_PIECE = re.compile(r"\\+(?:boxed|fbox)(?![A-Za-z])(?:\s*\{)?|\\.|[{}]", re.DOTALL)
+_UNBRACED = re.compile(r"[ \t]*(?:[^\s${}\\]+|\\[^\s$]+)")
+_SENTENCE_END = re.compile(r"[.!?]\s|\n\s*\n|\\\]")
+
+
+class _Box(msgspec.Struct):
+    """begin, end: of all of it. inner: where its content begins; end_inner: where it ends."""
+
+    begin: int
+    inner: int
+    end: int = 0
+    end_inner: int = 0
+
+
+def _boxed(text: str, *, cut: bool) -> Found | None:
+    first = _BOX.search(text)
+    if first is None:
+        return None
+    boxes, half = _boxes(text, first.start())
+    if (cut and half) or not boxes:
+        return None  # the box in which the response was cut would have been its answer
+    together = [boxes[-1]]
+    for box, before in pairwise(reversed(boxes)):
+        between = text[before.end : min(box.begin, before.end + GAP + 1)]
+        if len(between) > GAP or _SENTENCE_END.search(between):
+            break
+        together.append(before)
+    contents = [text[box.inner : box.end_inner].strip() for box in reversed(together)]
+    return Found(contents[-1], "box", tuple(contents))
+
+
+def _boxes(text: str, begin: int) -> tuple[list[_Box], bool]:
+    """The boxes that aren't inside another and aren't empty; and whether one is open at the end."""
+    done: list[_Box] = []
+    opened: list[_Box | None] = []  # None: a brace of no box
+    position = begin
+    while (piece := _PIECE.search(text, position)) is not None:
+        position = piece.end()
+        written = piece[0]
+        if written == "{":
+            opened.append(None)
+        elif written == "}":
+            box = opened.pop() if opened else None
+            if box is not None:
+                box.end_inner, box.end = piece.start(), position
+                _add(done, box, text)
+        elif written[-1] == "{" and len(written) > 2:
+            opened.append(_Box(piece.start(), position))
+        elif len(written) > 2:
+            bare = _UNBRACED.match(text, position)
+            if bare is not None:
+                position = bare.end()
+                kept = bare.start() + len(bare[0].rstrip(".,;:!?"))
+                _add(done, _Box(piece.start(), bare.start(), position, kept), text)
+    return done, any(box is not None for box in opened)
+
+
+def _add(done: list[_Box], box: _Box, text: str) -> None:
+    while done and done[-1].begin > box.begin:
+        done.pop()  # it is inside this one
+    if text[box.inner : min(box.end_inner, box.inner + SHORT)].strip():
+        done.append(box)
+
+
+# ---------------------------------------------------------------------------------------------------- without a box
+
+_AFTER_MARK = re.compile(r"####[ \t]*([^\n]*)")
+_NUMBER = r"(?:(?<![\w)}])[-+−])?[$€£]?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)(?:/\d+)?(?:\s?\\?%|\s?percent\b)?"
+_LAST_NUMBER = re.compile(_NUMBER)
+_ONLY_NUMBER = re.compile(rf"({_NUMBER})\s*[.!]?\s*\Z")
+_LETTER_FIRST = re.compile(r"\(?([A-J])(?:\)|[.:])(?:\s|\Z)|([A-J])\Z")
+_LONG_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{3,}")
+_NO_PROSE: Final = FUNCTIONS | {"percent", "and"}
+_SHORT_PROSE = re.compile(
+    r"(?<![A-Za-z\\])(?:is|it|so|we|to|of|in|at|by|on|my|an|as|be|no|if|he|do|us|go)(?![A-Za-z])", re.I
+)
+_DIGITS: Final = "0123456789"
+_MATHEMATICS: Final = (("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+
+
+def _marked(text: str, *, cut: bool) -> Found | None:
+    """`#### 72`. A heading of Markdown begins so, too: what follows must be a number, or the end of the response."""
+    begin = text.rfind("####")
+    if begin < 0:
+        return None
+    found = _AFTER_MARK.match(text, begin)
+    if found is None or not found[1].strip():
+        return None
+    last = not text[found.end() :].strip()
+    if (cut and found.end() == len(text)) or not (last or _ONLY_NUMBER.match(found[1])):
+        return None
+    return Found(found[1].strip(), "####")
+
+
+def _whole(text: str) -> Found | None:
+    """A response that is an answer and no prose, or begins with a letter of choice."""
+    text = text.strip()
+    if letter := _LETTER_FIRST.match(text):
+        return Found(letter[1] or letter[2], "whole")
+    return Found(text, "whole") if _is_bare(text) else None
+
+
+def _last_line(text: str) -> Found | None:
+    line = text.rstrip()[-SHORT:].rpartition("\n")[2].strip().strip("*`")
+    return Found(line, "last line") if _is_bare(line) else None
+
+
+def _last_number(text: str) -> Found | None:
+    """The last number; if it stands in `$…$` that is an answer, all that stands there."""
+    last = max(map(text.rfind, _DIGITS))
+    if last < 0:
+        return None
+    for opening, closing in _MATHEMATICS:
+        end = text.rfind(closing)
+        while end > 0 and text[end - 1] == "$" == closing:
+            end -= 1
+        if end > last:
+            begin = text.rfind(opening, 0, last)
+            inside = text[begin + len(opening) : end].strip()
+            if begin >= 0 and _is_bare(inside):
+                return Found(inside, "last number")
+    begin = last
+    while begin and text[begin - 1] in "0123456789.,/":
+        begin -= 1
+    numbers = list(_LAST_NUMBER.finditer(text, max(0, begin - 2), last + 20))
+    return Found(numbers[-1][0], "last number") if numbers else None
+
+
+def _is_bare(text: str) -> bool:
+    """Mathematics without a word of prose."""
+    if not text or len(text) > SHORT or "\n" in text or _BOX.search(text) or _SHORT_PROSE.search(text):
+        return False
+    return all(word.lower() in _NO_PROSE for word in _LONG_WORD.findall(text))
