@@ -7,6 +7,9 @@ What always holds: the expected outputs never come here; tested code runs in a c
 and 2, as the program `__main__`, and ends as a Python program ends; nothing that it can do to this process makes a
 wrong output right, since what is said here is only the child's exit code.
 
+A child must touch little of what it shares with its parent: each page costs 3 µs. So the code is compiled once, before
+the fork, and of the interpreter's shutdown only those parts are done that can be seen from outside (`_leave`).
+
 Messages come over the socket FD, four bytes of length and then `marshal`: first (code, folders of packages, folders
 that must be empty between tests), then for each test (function or "", arguments), with its descriptors: stdin, stdout,
 stderr, and for results. The answers are lines: `ready`; for each test `exit CODE FILES`, where FILES is 1 if the test
@@ -18,7 +21,9 @@ from __future__ import annotations
 import _json  # the C part of `json`, without the rest
 import _sitebuiltins
 import _socket
+import atexit
 import builtins
+import gc
 import importlib
 import marshal
 import os
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
 LENGTH_BYTES = 4
 DESCRIPTORS = 4
 RECURSION_LIMIT = 50_000  # of functions that are called: LeetCode's is about that
+FLUSH_FAILED = 120  # Python's exit code where the output could not be written
 NAME = "solution.py"
 
 PRELUDE = {
@@ -67,8 +73,11 @@ def serve(descriptor: int) -> Callable[[], None]:
     builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D (i.e. EOF)")  # `site` isn't there to do it
     builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")
     control.sendall(b"ready\n")
-    (code, packages, watched), _ = _receive(control)
+    (text, packages, watched), _ = _receive(control)
     sys.path += packages
+    code = _compiled(text)
+    gc.collect()
+    gc.freeze()
     while True:
         (function, arguments), descriptors = _receive(control)
         try:
@@ -113,26 +122,26 @@ def _receive(control: _socket.socket) -> tuple[Any, list[int]]:
 # ------------------------------------------------------------------------------------------------ in the forked child
 
 
-def _program(code: str) -> Callable[[], None]:
+def _program(code: CodeType | BaseException) -> Callable[[], None]:
     def run() -> None:
-        module = _module("__main__")
-        exec(_compiled(code), module.__dict__)
+        exec(_usable(code), _module("__main__").__dict__)
 
     return run
 
 
-def _call(code: str, function: str, arguments: list[object], result: int) -> Callable[[], None]:
+def _call(code: CodeType | BaseException, function: str, arguments: list[object], result: int) -> Callable[[], None]:
     encode = _json.make_encoder(
         {}, _plain, _json.encode_basestring_ascii, None, ":", ",", False, False, True
     )  # before the tested code runs, which may change anything
+    write = os.write
 
     def run() -> None:
         module = _module("solution")  # what it does as `__main__` only is not asked for
-        compiled = _compiled(code)
-        _give(_names(compiled), module.__dict__)
+        usable = _usable(code)
+        _give(_names(usable), module.__dict__)
         sys.setrecursionlimit(RECURSION_LIMIT)
         try:
-            exec(compiled, module.__dict__)
+            exec(usable, module.__dict__)
         except EOFError:  # it reads an input that call-based tests don't have
             if _found(module, function) is None:
                 raise
@@ -141,7 +150,7 @@ def _call(code: str, function: str, arguments: list[object], result: int) -> Cal
             raise SystemExit(f"there is no function {function!r}")
         record = "".join(encode(called(*arguments), 0)).encode()
         while record:
-            record = record[os.write(result, record) :]
+            record = record[write(result, record) :]
 
     return run
 
@@ -154,8 +163,18 @@ def _module(name: str) -> ModuleType:
     return module
 
 
-def _compiled(code: str) -> CodeType:
-    return compile(code, NAME, "exec", dont_inherit=True)
+def _compiled(text: str) -> CodeType | BaseException:
+    """The code, or why it is none, to be raised where it should run."""
+    try:
+        return compile(text, NAME, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return error.with_traceback(None)
+
+
+def _usable(code: CodeType | BaseException) -> CodeType:
+    if isinstance(code, BaseException):
+        raise code
+    return code
 
 
 def _names(compiled: CodeType) -> set[str]:
@@ -192,17 +211,54 @@ def _plain(value: Any) -> object:
 
 
 def _end(run: Callable[[], None]) -> None:
-    """Run it as the interpreter runs a program; the ordinary shutdown is still to come."""
+    """Run it, and end the process as the interpreter ends after a program."""
+    exit_code = 0
     try:
         run()
-    except SystemExit:
-        raise
+    except SystemExit as left:
+        exit_code = left.code & 0xFF if isinstance(left.code, int) else int(left.code is not None)
+        if not isinstance(left.code, int | None):
+            print(left.code, file=sys.stderr)
     except BaseException as error:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != NAME:
             trace = trace.tb_next  # the frames of this file say nothing
         sys.excepthook(type(error), error.with_traceback(trace), trace)
-        raise SystemExit(1) from None
+        exit_code = 1
+        del error, trace
+    _leave(exit_code)
+
+
+def _leave(
+    exit_code: int,
+    stdout: object = sys.stdout,
+    run_exit_functions: Callable[[], None] = atexit._run_exitfuncs,
+    collect: Callable[[], int] = gc.collect,
+    leave: Callable[[int], None] = os._exit,
+) -> None:
+    """What Py_FinalizeEx does that can be seen: threads are waited for, `atexit` functions run, the program's objects
+    end (files that were not closed are written), the streams are flushed. What is used is bound now: tested code may
+    change any module."""
+    if (threading := sys.modules.get("threading")) is not None:
+        threading._shutdown()
+    run_exit_functions()
+    flushed = _flush(sys.stdout) and _flush(sys.stderr)
+    for name in ("__main__", "solution"):
+        if (module := sys.modules.get(name)) is not None:
+            module.__dict__.clear()
+    if gc.isenabled():
+        collect()
+    flushed &= _flush(stdout) and _flush(sys.stdout) and _flush(sys.stderr)
+    leave(exit_code if flushed or exit_code else FLUSH_FAILED)
+
+
+def _flush(stream: Any) -> bool:
+    try:
+        if stream is not None and not stream.closed:
+            stream.flush()
+    except BaseException:
+        return False
+    return True
 
 
 if __name__ == "runner":
