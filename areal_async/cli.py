@@ -131,6 +131,8 @@ def _add_eval(commands: "Commands[argparse.ArgumentParser]") -> None:
 
 def check(arguments: argparse.Namespace) -> int:
     """`areal-async check`."""
+    from areal_async.config_rewards import protection
+
     config = _checked_config(arguments)
     rollout, train = config.rollout, config.train
     print(
@@ -138,6 +140,8 @@ def check(arguments: argparse.Namespace) -> int:
         f"samples, η = {rollout.max_staleness}; servers: {config.own_servers + len(rollout.urls)}, trainer ranks: "
         f"{train.ranks}, reward: {config.reward.function} in {config.reward.workers} worker(s)"
     )
+    for line in protection(config.reward):
+        print(line)
     return 0
 
 
@@ -145,11 +149,14 @@ def run(arguments: argparse.Namespace) -> int:
     """`areal-async run`."""
     from rich.console import Console
 
+    from areal_async.config_rewards import protection
     from areal_async.controller.controller import Controller
     from areal_async.report import display, summary
 
     config = _checked_config(arguments)
     console = Console()
+    for line in protection(config.reward):
+        console.print(line, soft_wrap=True, highlight=False)
 
     async def train() -> int:
         controller = Controller(config, run_dir=arguments.run_dir)

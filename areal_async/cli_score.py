@@ -131,6 +131,8 @@ def _reward(arguments: argparse.Namespace, options: Sequence[str]) -> tuple["Rew
             verify(spec)
     except ArealError as error:
         raise ConfigError(f"command line: --reward: {error}") from error
+    for line in config_rewards.protection(config):
+        print(line, file=sys.stderr)
     return config, spec
 
 

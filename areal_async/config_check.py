@@ -22,6 +22,7 @@ from areal_async.config import Config
 from areal_async.config_file import Sources
 from areal_async.config_options import Finding
 from areal_async.errors import ConfigError, DataError
+from areal_async.rollout import reasoning_gym
 from areal_async.rollout.data import Dataset
 from areal_async.rollout.text import Text, model_settings
 from areal_async.rollout.training_data import long_prompts, prompt_limit, tokenized, told
@@ -247,17 +248,26 @@ class _Longest(NamedTuple):
 def _data(config: Config, sources: Sources, key: str, paths: Sequence[str], text: Text | None) -> list[str]:
     """Problems of the files of one option; lines of a file itself are named where they are what is wrong."""
     place = sources.where(key)
-    missing = [path for path in paths if not Path(path).is_file()]
+    missing = [path for path in paths if not reasoning_gym.is_source(path) and not Path(path).is_file()]
     if missing:
         return [f"{place}: {key}: no such file: {path}; {_nearest_file(Path(path))}" for path in missing]
     try:
         dataset = Dataset.load_all(paths, config.data.prompt_key, config.data.answer_key)
-        findings = list(_rows(config, key, dataset))
+        findings = [*_rows(config, key, dataset), *_held_out(config, key)]
         if text is not None:
             findings += _lengths(config, key, dataset, text)
     except DataError as error:
         return str(error).split("\n")
     return [f"{sources.where(option)}: {option}: {what}" for option, what in findings]
+
+
+def _held_out(config: Config, key: str) -> Iterator[Finding]:
+    """Problems of `data.eval` that reasoning-gym draws for the training data, too."""
+    held_out = config.data.eval
+    if key == "data.eval" and held_out is not None and reasoning_gym.is_source(held_out):
+        what = reasoning_gym.shared(config.data.train, held_out)
+        if what is not None:
+            yield key, what
 
 
 def _nearest_file(path: Path) -> str:
@@ -268,13 +278,7 @@ def _nearest_file(path: Path) -> str:
 def _rows(config: Config, key: str, dataset: Dataset) -> Iterator[Finding]:
     if key == "data.train":
         yield from _enough(config, len(dataset))
-    if config.reward.function == "exact":
-        lacking = [number for number, row in enumerate(dataset.rows) if row.answer is None]
-        if lacking:
-            where = f"{len(lacking)} of {len(dataset)} rows have no {config.data.answer_key!r}"
-            columns = ", ".join(dataset.rows[lacking[0]].columns) or "none"
-            first = f"{dataset.where(lacking[0])} is the first; its other columns are {columns}"
-            yield "data.answer_key", f"{where}, which reward.function exact compares with ({first})"
+    yield from config_rewards.rows(config, key, dataset)
 
 
 def _enough(config: Config, prompts: int) -> Iterator[Finding]:

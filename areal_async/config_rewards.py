@@ -5,18 +5,25 @@ What always holds: nothing is started but a trial of the jail, and that only whe
 option that would do nothing, or can't be right with the others, is named together with what to set instead.
 """
 
+import logging
 import re
+import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from areal_async.config import RewardConfig
+from areal_async.config import Config, RewardConfig
 from areal_async.config_options import IMPORT_PATH, Finding
 from areal_async.errors import RewardError
-from areal_async.messages import RewardOptions
+from areal_async.messages import RewardOptions, RewardSpec
 from areal_async.rewards import jail
-from areal_async.rewards.sums import terms
+from areal_async.rewards.loading import load
+from areal_async.rewards.sums import LOCAL, terms
+from areal_async.rewards.verdicts import Check
+from areal_async.rollout.data import Dataset
+
+logger = logging.getLogger("areal_async")
 
 READ_BY: Final = {
     "exact_after": ("exact", "numeric", "choice"),
@@ -29,6 +36,12 @@ READ_BY: Final = {
 }
 """Options, and sections of options, that only some rewards look at."""
 
+ROWS_LOOKED_AT: Final = 5000  # of a file's rows
+LOOK_S: Final = 1.0  # and for how long: nobody waits minutes for `check`
+ROWS_SHOWN: Final = 3
+UNREADABLE_SHARE: Final = 0.1  # more golds than these that `math` can't read: it must be another column, or no math
+
+AGAINST_ATTACKERS: Final = "bubblewrap"  # the layer without which model-written code can do what the user can
 COMPARED: Final = ("exact", "numeric", "choice", "math")
 """Rewards that compare with the answer of the data row."""
 
@@ -80,7 +93,7 @@ def machine(reward: RewardConfig) -> Iterator[Finding]:
         try:
             jail.require(reward)
         except RewardError as error:
-            yield "reward.sandbox", " ".join(str(error).split("\n")).removeprefix("reward.sandbox is ")
+            yield "reward.sandbox", ". ".join(str(error).split("\n")).removeprefix("reward.sandbox is ")
 
 
 def protection(reward: RewardOptions) -> list[str]:
@@ -89,7 +102,12 @@ def protection(reward: RewardOptions) -> list[str]:
         return []
     layers = jail.layers(reward)
     lines = [f"model-written code runs in: {', '.join(layer.name for layer in layers if layer.on)}"]
-    return lines + [f"WARNING: without {layer.name}: {layer.why}" for layer in layers if not layer.on]
+    lines += [f"{_loud(layer.name)}without {layer.name}: {layer.why}" for layer in layers if not layer.on]
+    return lines
+
+
+def _loud(layer: str) -> str:
+    return "WARNING: " if layer == AGAINST_ATTACKERS else ""
 
 
 def _unread(reward: RewardConfig, used: list[str]) -> Iterator[Finding]:
@@ -130,3 +148,70 @@ def _nearest_import(function: str) -> str | None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- data
+
+
+def rows(config: Config, key: str, dataset: Dataset) -> Iterator[Finding]:
+    """Whether the rows of the files of option `key` have what the reward compares with.
+
+    Of much data some rows are looked at, evenly spread. Few golds that `math` can't read are no finding but a warning
+    in the log: a run leaves their samples out, and counts them.
+    """
+    used = names(config.reward)
+    yield from _lacking(config, dataset, [name for name in used if name in COMPARED])
+    for name in used:
+        if name in LOCAL and (look := _look(config, dataset, name)).bad:
+            what = f"{len(look.bad)} of {look.looked} rows can't be checked by {name}: {look.examples()}"
+            if name == "math" and len(look.bad) < UNREADABLE_SHARE * look.looked:
+                logger.warning("%s: %s; their samples will be left out, and counted", key, what)
+            else:
+                yield key, what
+
+
+def _lacking(config: Config, dataset: Dataset, comparing: list[str]) -> Iterator[Finding]:
+    lacking = [number for number, row in enumerate(dataset.rows) if row.answer is None] if comparing else []
+    if lacking:
+        where = f"{len(lacking)} of {len(dataset)} rows have no {config.data.answer_key!r}"
+        columns = ", ".join(dataset.rows[lacking[0]].columns) or "none"
+        first = f"{dataset.where(lacking[0])} is the first; its other columns are {columns}"
+        yield "data.answer_key", f"{where}, which reward.function {comparing[0]} compares with ({first})"
+
+
+class _Look(NamedTuple):
+    """looked: rows that were looked at. bad: where the others are that can't be checked, and why."""
+
+    looked: int
+    bad: list[tuple[str, str]]
+
+    def examples(self) -> str:
+        shown = "; ".join(f"{where}: {why}" for where, why in self.bad[:ROWS_SHOWN])
+        return shown + (" …" if len(self.bad) > ROWS_SHOWN else "")
+
+
+def _look(config: Config, dataset: Dataset, name: str) -> _Look:
+    """An empty response to each row: `bad_data` says that no response could be judged by it."""
+    look = _Look(0, [])
+    options = {option: getattr(config.reward, option) for option in RewardOptions.__struct_fields__}
+    try:
+        grade = load(RewardSpec(**options | {"function": name}))
+    except RewardError:
+        return look  # it can't be used at all, which is said where it is loaded for itself
+    begun = time.monotonic()
+    for number in range(0, len(dataset), max(1, len(dataset) // ROWS_LOOKED_AT)):
+        row = dataset.rows[number]
+        if time.monotonic() - begun > LOOK_S:
+            break
+        if row.answer is None and name in COMPARED:
+            continue
+        outcome = grade(
+            Check(
+                prompt=row.prompt if isinstance(row.prompt, str) else "",
+                response="",
+                answer=row.answer,
+                finish="stop",
+                columns={column: msgspec.msgpack.decode(raw) for column, raw in row.columns.items()},
+            )
+        )
+        look = _Look(look.looked + 1, look.bad)
+        if outcome.verdict == "bad_data":
+            look.bad.append((dataset.where(number), outcome.why))
+    return look

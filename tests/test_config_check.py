@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from types import SimpleNamespace
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from areal_async import config_check
+from areal_async import config_check, config_rewards
+from areal_async.cli import main
 from areal_async.config_check import check, problems
 from areal_async.config_file import Sources, load_config, load_with_sources
 from areal_async.errors import ConfigError
+from areal_async.rewards import jail
 
 CONFIG = """\
 name: mine
@@ -402,3 +405,78 @@ def test_no_heavy_import(project):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+# ------------------------------------------------------------------------------------------- rewards, and their rows
+
+
+def test_rows_that_code_can_not_test(project):
+    good = {"inputs": ["1\n"], "outputs": ["1\n"]}
+    rows = [
+        {"prompt": "p", "tests": {"inputs": ["1"], "outputs": ["1"]}},
+        {"prompt": "p", "input_output": json.dumps(good)},
+    ]
+    write_rows(rows * 5)
+    assert found("reward.function=code") == []
+    write_rows([*rows, {"prompt": "p", "tests": {"inputs": ["1"], "outputs": []}}, {"prompt": "p"}])
+    (line,) = found("reward.function=0.5*code + 0.5*mine:tidy", "train.batch_groups=4")
+    assert line.startswith(
+        f"mine.yaml:5: data.train: 2 of 4 rows can't be checked by code: {project}/train.jsonl:3: column tests: "
+        f"1 inputs and 0 outputs; {project}/train.jsonl:4: the data row has no tests: "
+    )
+
+
+def test_golds_that_math_can_not_read(project, caplog):
+    good = [{"prompt": "p", "answer": answer} for answer in ("1", "\\frac{1}{2}", "x^2", "(1, 2]", "A")]
+    write_rows(good * 4)
+    assert found("reward.function=math") == []
+    assert caplog.messages == []
+    write_rows([*good * 4, {"prompt": "p", "answer": "as we have seen above"}])
+    assert found("reward.function=math") == []
+    assert caplog.messages == [
+        f"data.train: 1 of 21 rows can't be checked by math: {project}/train.jsonl:21: the data row's answer can't be "
+        "read as mathematics: as we have seen above; their samples will be left out, and counted"
+    ]
+    write_rows([*good * 4, *[{"prompt": "p", "answer": "as we have seen above"}] * 4])
+    (line,) = found("reward.function=math")
+    assert line.startswith("mine.yaml:5: data.train: 4 of 24 rows can't be checked by math: ")
+    assert line.endswith(" …")
+    write_rows([*good * 2, {"prompt": "p"}])
+    (line,) = found("reward.function=math")
+    assert line.startswith("mine.yaml:4: data.answer_key: 1 of 11 rows have no 'answer', which reward.function math")
+
+
+def test_rows_of_the_other_rewards(project):
+    write_rows([{"prompt": "p", "answer": "4"}] * 8 + [{"prompt": "p", "answer": "four"}])
+    (line,) = found("reward.function=numeric")
+    assert line.startswith(
+        f"mine.yaml:5: data.train: 1 of 9 rows can't be checked by numeric: {project}/train.jsonl:9: "
+    )
+    assert found("reward.function=regex", "reward.regex.pattern=x") == []
+    assert found("reward.function=mine:tidy") == []
+
+
+def test_much_data_is_looked_at_here_and_there(project, monkeypatch):
+    monkeypatch.setattr(config_rewards, "ROWS_LOOKED_AT", 10)
+    write_rows([{"prompt": "p", "answer": "4"}] * 90 + [{"prompt": "p", "answer": "four"}] * 10)
+    (line,) = found("reward.function=numeric")
+    assert "1 of 10 rows can't be checked" in line
+    monkeypatch.setattr(config_rewards, "LOOK_S", 0)
+    assert found("reward.function=numeric") == []
+
+
+def test_code_without_a_jail(project, monkeypatch, capsys):
+    write_rows([{"prompt": "p", "tests": {"inputs": ["1"], "outputs": ["1"]}}] * 8)
+    assert main(["check", "mine.yaml", "reward.function=code"]) == 0
+    assert re.search("\nmodel-written code runs in: own session, rlimits.*, bubblewrap\n", capsys.readouterr().out)
+    monkeypatch.setattr(jail, "PROGRAM", "no-such-program")
+    (line,) = found("reward.function=code")
+    assert line.startswith(
+        "command line: reward.sandbox: bubblewrap, and it can't be used here: there is no `no-such-program`"
+    )
+    assert "reward.sandbox=rlimits" in line
+    assert main(["check", "mine.yaml", "reward.function=code", "reward.sandbox=rlimits"]) == 0
+    told = capsys.readouterr().out
+    assert re.search("\nmodel-written code runs in: own session, rlimits", told)
+    assert "\nWARNING: without bubblewrap: " in told
+    assert found("reward.function=exact", "data.answer_key=tests")[0].startswith("mine.yaml")  # exact asks for no jail
