@@ -104,6 +104,7 @@ class ForkServer:
         self._timeout_s = spec.timeout_s
         self._limits = spec.limits
         self._address_bytes = limits.mapped_bytes()
+        self._most_processes = limits.most_processes(spec)
         self._values = spec.values
         self._quick_places = spec.concurrent
         self._slow_places = limits.places(spec) - spec.concurrent
@@ -306,7 +307,7 @@ class ForkServer:
                 file.write(OOM_SCORE)
             os.nice(limits.CHECK_NICE)
             limits.nice_session("self", limits.CHECK_NICE)
-            limits.set_limits(self._limits, self._address_bytes)
+            limits.set_limits(self._limits, self._address_bytes, self._most_processes)
             check = os.getpid()
             found = self._graded(job)
             if os.getpid() == check:  # a process that the function forked may come back from it, too

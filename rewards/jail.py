@@ -21,6 +21,7 @@ import msgspec
 
 from areal_async.errors import RewardError
 from areal_async.messages import RewardOptions
+from areal_async.rewards import cgroups
 
 PROGRAM: Final = "bwrap"
 ENVIRONMENT: Final = {
@@ -91,7 +92,8 @@ def layers(options: RewardOptions) -> list[Protection]:
     """Which layers are on, for checks of these options on this machine. Takes about 20 ms: it tries the jail."""
     found = [
         Protection("own session", True, "a check is killed with all it started, at its deadline and when it ends"),
-        Protection("rlimits", True, "memory, open files and file sizes; the processes and the sum are watched"),
+        Protection("rlimits", True, "memory, open files and file sizes; processes and the memory of all are watched"),
+        _cgroup(),
     ]
     if options.sandbox == "rlimits":
         why = "reward.sandbox is rlimits: model-written code has this user's files, network and processes"
@@ -108,6 +110,18 @@ def require(options: RewardOptions) -> None:
             f"reward.sandbox is bubblewrap, and it can't be used here: {trouble}\n"
             "Knowingly without it: reward.sandbox=rlimits, which protects from accidents, not from an attacker"
         )
+
+
+def _cgroup() -> Protection:
+    folder = cgroups.parent()
+    if folder is not None:
+        return Protection("cgroup", True, f"the kernel bounds the processes of a check, in {folder}")
+    why = (
+        "no folder of control groups may be written here; most can leave it: a fork bomb is then found by looking. "
+        "For groups: run as root on the machine itself, in a container that mounts /sys/fs/cgroup to be written, or "
+        "under `systemd-run --user --scope -p Delegate=yes`"
+    )
+    return Protection("cgroup", False, why)
 
 
 def _files() -> Iterator[str]:

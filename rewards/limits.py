@@ -44,11 +44,25 @@ def places(options: RewardOptions) -> int:
     return options.concurrent * (1 + SLOW_PLACES)
 
 
-def set_limits(limits: Limits, address_bytes: int) -> None:
+def most_processes(options: RewardOptions) -> int:
+    """For RLIMIT_NPROC: all that run on the machine now, and twice what all checks of one worker may have.
+
+    It holds for all processes of a user, if the user isn't root: too wide to be a check's limit, but the end of a bomb.
+    """
+    with open("/proc/loadavg", "rb", buffering=0) as file:
+        running = int(file.read().split()[3].partition(b"/")[2])
+    return running + 2 * places(options) * options.limits.processes
+
+
+def set_limits(limits: Limits, address_bytes: int, processes: int) -> None:
     """The kernel's limits for the calling process and for all it will start.
 
     address_bytes: what the process that checks are forked from maps; a check may have `memory_mib` more.
+    processes: see `most_processes`.
     """
+    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    if hard == resource.RLIM_INFINITY or processes < hard:
+        resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
     soft = address_bytes + limits.memory_mib * MIB
     resource.setrlimit(resource.RLIMIT_AS, (soft, soft + SPARE_BYTES))
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits.open_files, limits.open_files))
