@@ -62,7 +62,8 @@ def command(argv: Sequence[str], options: RewardOptions) -> list[str]:
         return list(argv)
     size = str(options.limits.file_mib << 20)
     return [
-        PROGRAM,
+        # The environment of the jail's first process can be read in /proc: --clearenv forgets it, but doesn't erase it
+        "/usr/bin/env", "-i", shutil.which(PROGRAM) or PROGRAM,
         "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL",
         "--uid", NOBODY, "--gid", NOBODY, "--hostname", "jail",
         "--die-with-parent", "--new-session",
