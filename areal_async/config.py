@@ -37,7 +37,10 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 class DataConfig(Section, frozen=True, kw_only=True):
     train: Annotated[
         tuple[str, ...],
-        Meta(min_length=1, description="Training problems: JSONL or Parquet files."),
+        Meta(
+            min_length=1,
+            description="Training problems: JSONL or Parquet files, or `reasoning_gym:TASK?size=N&seed=S`.",
+        ),
     ]
     weights: Annotated[
         tuple[Annotated[float, Meta(gt=0)], ...],
@@ -48,7 +51,9 @@ class DataConfig(Section, frozen=True, kw_only=True):
     ] = ()
     eval: Annotated[
         str | None,
-        Meta(description="Held-out problems, JSONL or Parquet: for `areal-async eval` and `eval.every_steps`."),
+        Meta(
+            description="Held-out problems, named as those of `train`: for `areal-async eval` and `eval.every_steps`."
+        ),
     ] = None
     prompt_key: Annotated[str, Meta(description="Column with the prompt: a string, or a list of messages.")] = "prompt"
     answer_key: Annotated[str, Meta(description="Column with the right answer, given to the reward.")] = "answer"

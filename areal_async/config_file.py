@@ -27,6 +27,7 @@ from areal_async.config_yaml import (
     read_tree,
 )
 from areal_async.errors import ConfigError
+from areal_async.rollout import reasoning_gym
 
 # Options that name files or folders, and what relative ones count from.
 _FROM_FILE: Final = ("model.path", "data.train", "data.eval", "train.reference_path", "import_path")
@@ -184,8 +185,8 @@ def _holder(values: dict[str, Plain], key: str) -> tuple[dict[str, Plain], str]:
 
 def _absolute(path: Plain, base: Path) -> Plain:
     """The path (or each of a list) from the root, links kept (a user's names should stay recognisable)."""
-    if path is None:
-        return None
+    if path is None or (isinstance(path, str) and reasoning_gym.is_source(path)):
+        return path
     if isinstance(path, list | tuple):
         return [_absolute(item, base) for item in path]
     return os.path.normpath(base / Path(str(path)).expanduser())

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from areal_async.errors import DataError
-from areal_async.rollout import parquet
+from areal_async.rollout import parquet, reasoning_gym
 from areal_async.rollout.values import Json
 
 Message: TypeAlias = dict[str, Json]
@@ -54,7 +54,8 @@ class Dataset:
 
     @classmethod
     def load_all(cls, paths: Sequence[str], prompt_key: str, answer_key: str) -> "Dataset":
-        """Read JSONL files (blank lines are skipped) and Parquet files, told apart by how they begin.
+        """Read JSONL files (blank lines are skipped) and Parquet files, told apart by how they begin; a path that is
+        `reasoning_gym:…` has its problems made.
 
         Errors: DataError, a line `file:line: what` for each wrong line (the first ten of a file); or `file: what`.
         """
@@ -82,6 +83,9 @@ class Dataset:
 
 
 def _file(path: str, prompt_key: str, answer_key: str) -> list[Row]:
+    if reasoning_gym.is_source(path):
+        made = reasoning_gym.rows(path)
+        return [_of_values(number, values, "prompt", "answer") for number, values in enumerate(made, 1)]
     rows: list[Row] = []
     wrong: list[str] = []
     in_parquet = parquet.is_parquet(path)
