@@ -68,6 +68,7 @@ class _Comparison:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._left = MAX_COMPARISONS
+        self._work = symbolic.Work()
 
     def same(self, one: Value, other: Value) -> bool:
         self._left -= 1
@@ -138,8 +139,8 @@ class _Comparison:
     def _expressions(self, one: Expression, other: Expression) -> bool:
         for decimal, exact in ((one, other), (other, one)):
             if isinstance(decimal, Number) and self._may_round(decimal):
-                return symbolic.rounds_to(exact, decimal)
-        return symbolic.same(one, other)
+                return symbolic.rounds_to(exact, decimal, self._work)
+        return symbolic.same(one, other, self._work)
 
     def _percent(self, one: Percent, other: Value) -> bool:
         if isinstance(other, Percent):
@@ -235,6 +236,8 @@ class _Comparison:
             case Listing(), Set():
                 return self._any_order(self._distinct(one.items), self._distinct(other.items))
             case Listing(), Listing():
+                if {one.joined, other.joined} == {"and", "or"}:
+                    return False
                 if all(isinstance(item, Text | Symbol) for item in (*one.items, *other.items)):
                     return self._all(one.items, other.items)
                 return self._any_order(one.items, other.items)
@@ -292,7 +295,7 @@ class _Comparison:
             mine, theirs = _difference(one), _difference(other)
         except Unreadable:
             return False
-        sign = symbolic.factor_sign(mine, theirs) if one.operators[0] in ("=", "!=", "<", "<=") else 0
+        sign = symbolic.factor_sign(mine, theirs, self._work) if one.operators[0] in ("=", "!=", "<", "<=") else 0
         return sign > 0 or (sign < 0 and symmetric)
 
 

@@ -61,6 +61,7 @@ MAX_CHARACTERS: Final = 5_000
 MAX_DEPTH: Final = 40
 MAX_SIGNS: Final = 3  # of ± in one item, so at most eight readings
 MAX_ITEMS: Final = 200
+MAX_SET_TOKENS: Final = 500  # in one union
 
 EXPRESSIONS: Final = (Number, Symbol, Constant, Sum, Product, Power, Call)
 _SIMPLE = re.compile(r"([-+]?\d{1,400})(?:\.(\d{1,400}))?\Z", re.ASCII)
@@ -244,7 +245,10 @@ class _Parser:
 
     def _set(self) -> Value:
         value = self._ratio()
+        start = self._index
         while self._at(*SET_OPERATORS):
+            if self._index - start > MAX_SET_TOKENS:
+                raise Unreadable("too many sets")
             operator = SET_OPERATORS[self._take().text]
             other = self._ratio()
             if isinstance(value, Combined) and value.operator == operator != "setminus":
@@ -324,8 +328,12 @@ class _Parser:
     def _factor(self) -> Value:
         """A primary with what follows it: ! % ° and powers."""
         value = self._primary()
+        signs = ""
         while self._at("!", "\\%", "^"):
             sign = self._take().text
+            if sign in signs:
+                raise Unreadable("5!! is no factorial of a factorial, x^a^b with braces is nothing")
+            signs += sign
             if sign == "!":
                 value = factorial(expression(value))
             elif sign == "\\%":

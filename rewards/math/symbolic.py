@@ -1,15 +1,249 @@
-"""Equality of expressions."""
+"""Whether two expressions are the same function of their variables.
 
-from areal_async.rewards.math.values import Expression, Number
+What always holds: "no" is certain (at some point the two differ by more than the errors of both). "Yes" is never
+nearness to a fixed number of digits. Two expressions are the same if they are the same up to the order of terms and
+factors, or if at every point of POINTS where both have a value, and at MIN_POINTS at least, they agree to
+
+    BASE_DIGITS + 2 * (nodes + digits of all their numbers)   digits, and twice as many as the largest power of ten
+                                                              that either meets on its way.
+
+Why that is beyond doubt: numbers of different expressions can be near to each other, but not arbitrarily so for their
+length. Two rationals of a and b digits differ by 10^-(a+b) at least; for algebraic numbers there are such bounds too,
+and for expressions in exp, log and roots Richardson's uniformity conjecture has 1.3 digits for each sign as long as
+the numbers on the way are of ordinary size, which is the last condition. The variables' values are 53 bits that look
+random, so different functions don't meet at them by chance. sqrt(x)^2 and x are the same: they agree where both have
+a value. Where that needs more digits than MAX_BITS, only the same up to order is the same.
+
+Nothing is simplified or expanded, so the time is linear in the sizes of the two (WORK bounds it).
+"""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Final
+
+from areal_async.rewards.math.evaluate import EXACT, Approximate, Doubt, Evaluator, Undefined, drawn, magnitude
+from areal_async.rewards.math.values import Call, Constant, Expression, Number, Power, Product, Sum, Symbol, bits
+
+BASE_DIGITS: Final = 40
+BITS_A_DIGIT: Final = 10 / 3
+MAX_BITS: Final = 6_000
+MAX_SIZE: Final = 600  # nodes and digits, of both
+MIN_POINTS: Final = 3
+
+POINTS: Final = ((0.0, 1.0), (1.0, 4.0), (-1.0, 0.0), (0.0, 1.0), (1.0, 4.0), (-4.0, 4.0), (4.0, 20.0), (-20.0, 20.0))
+"""Where the values of variables are drawn: near 0 for arcsin x, large for sqrt(x - 3), negative for |x|."""
 
 
-def same(one: Expression, other: Expression) -> bool:
-    return one == other
+class Work:
+    """What may still be evaluated: nodes, those of many digits more than once. Shared by all parts of a comparison."""
+
+    def __init__(self, nodes: int = 20_000) -> None:
+        self._left = nodes
+
+    def spend(self, nodes: int, precision: int) -> bool:
+        """False when it is used up."""
+        self._left -= nodes * (1 + precision // 400)
+        return self._left >= 0
 
 
-def rounds_to(exact: Expression, decimal: Number) -> bool:
-    return False
+def same(one: Expression, other: Expression, work: Work) -> bool:
+    """The two are the same function."""
+    return key(one) == key(other) or _Pair(one, other, work).agree()
 
 
-def factor_sign(one: Expression, other: Expression) -> int:
-    return 0
+def factor_sign(one: Expression, other: Expression, work: Work) -> int:
+    """+1 or -1: `one` is `other` times a positive or negative constant; 0: it isn't, or neither has variables."""
+    return _Pair(one, other, work).factor_sign()
+
+
+def rounds_to(exact: Expression, decimal: Number, work: Work) -> bool:
+    """A real constant rounds to the decimal."""
+    if symbols(exact) or decimal.places is None or not work.spend(_size(exact), bits(decimal.value)):
+        return False
+    precision = bits(decimal.value) + int(BITS_A_DIGIT * (decimal.places + _size(exact))) + 64
+    if precision > MAX_BITS:
+        return False
+    evaluator = Evaluator(precision, {}, real=True)
+    try:
+        found = evaluator.at(exact)
+    except (Undefined, Doubt):
+        return False
+    if found.error > -BITS_A_DIGIT * decimal.places - 32:
+        return False
+    scaled = (found.value - evaluator.context.mpf(decimal.value.numerator) / decimal.value.denominator) * 2
+    return bool(abs(scaled) * 10**decimal.places <= 1)
+
+
+def ranks(constants: list[Expression], work: Work) -> list[int] | None:
+    """Their places in increasing order, equal ones with one place; None if they can't be ordered."""
+    found = []
+    for index, constant in enumerate(constants):
+        value = _real(constant, work)
+        if value is None:
+            return None
+        found.append((value, index))
+    found.sort()
+    places = [0] * len(constants)
+    rank = 0
+    for (_, before), (_, after) in zip(found, found[1:], strict=False):
+        rank += not same(constants[before], constants[after], work)
+        places[after] = rank
+    return places
+
+
+def key(node: Expression) -> str:
+    """The same for expressions that differ only by the order of terms and factors."""
+    match node:
+        case Number(value):
+            return f"{value.numerator:x}/{value.denominator:x}"
+        case Symbol(name):
+            return f"${name}"
+        case Constant(name):
+            return name
+        case Sum(terms):
+            return f"+({','.join(sorted(map(key, terms)))})"
+        case Product(factors):
+            return f"*({','.join(sorted(map(key, factors)))})"
+        case Power(base, exponent):
+            return f"^({key(base)},{key(exponent)})"
+        case Call(name, arguments):
+            return f"{name}({','.join(map(key, arguments))})"
+
+
+def symbols(node: Expression) -> frozenset[str]:
+    """The names of its variables."""
+    return frozenset(part.name for part in _nodes(node) if isinstance(part, Symbol))
+
+
+def _nodes(node: Expression) -> Iterator[Expression]:
+    stack = [node]
+    while stack:
+        part = stack.pop()
+        yield part
+        match part:
+            case Sum(terms):
+                stack += terms
+            case Product(factors):
+                stack += factors
+            case Power(base, exponent):
+                stack += (base, exponent)
+            case Call(_, arguments):
+                stack += arguments
+
+
+def _size(node: Expression) -> int:
+    """Nodes, and digits of numbers."""
+    digits = 0
+    for part in _nodes(node):
+        digits += 1
+        if isinstance(part, Number):
+            value = part.value
+            digits += int((value.numerator.bit_length() + value.denominator.bit_length()) / BITS_A_DIGIT)
+    return digits
+
+
+def _real(node: Expression, work: Work) -> float | Fraction | None:
+    """Good enough to sort by."""
+    if isinstance(node, Number):
+        return node.value
+    if node == Constant("inf"):
+        return float("inf")
+    if isinstance(node, Product) and set(node.factors) == {Constant("inf"), Number(Fraction(-1))}:
+        return float("-inf")
+    if symbols(node) or _size(node) > MAX_SIZE or not work.spend(_size(node), 128):
+        return None
+    try:
+        found = Evaluator(128, {}, real=True).at(node)
+    except (Undefined, Doubt):
+        return None
+    if found.error > magnitude(found.value) - 64 and found.error > -64:
+        return None
+    sign, mantissa, exponent, _ = found.value._mpf_
+    if abs(exponent) > 10_000:
+        return None
+    return (-1) ** sign * Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
+
+
+class _Pair:
+    """Two expressions and their values at the points."""
+
+    def __init__(self, one: Expression, other: Expression, work: Work) -> None:
+        self._one, self._other, self._work = one, other, work
+        self._names = sorted(symbols(one) | symbols(other))
+        self._size = _size(one) + _size(other)
+        self._needed = int(BITS_A_DIGIT * (BASE_DIGITS + 2 * min(self._size, MAX_SIZE)))  # bits that must agree
+
+    def agree(self) -> bool:
+        points = POINTS if self._names else POINTS[:1]
+        needed = MIN_POINTS if self._names else 1
+        for real in (True, False):
+            agreed = 0
+            for index in range(len(points)):
+                found = self._at(index, real=real)
+                if found is False:
+                    return False
+                agreed += found is True
+            if agreed >= needed:
+                return True
+            if not real or agreed:
+                return False
+        return False
+
+    def factor_sign(self) -> int:
+        if not self._names:
+            return 0
+        values = []
+        for index in range(len(POINTS)):
+            found = self._values(index, self._needed + 64, real=True)
+            if found is not None:
+                values.append(found)
+        if len(values) < MIN_POINTS + 1 or self._size > MAX_SIZE:
+            return 0
+        _, first, second = values[0]
+        for evaluator, mine, theirs in values[1:]:
+            left, right = evaluator.times(mine, second), evaluator.times(theirs, first)
+            if _certainly_differ(left, right, evaluator) or not self._close(left, right, evaluator.largest):
+                return 0
+        if any(magnitude(value.value) <= value.error + 2 for value in (first, second)):
+            return 0
+        return 1 if (first.value > 0) == (second.value > 0) else -1
+
+    def _at(self, index: int, *, real: bool) -> bool | None:
+        """They agree beyond doubt, they certainly differ, or neither can be said at this point."""
+        precision = self._needed + 64
+        while precision <= MAX_BITS:
+            found = self._values(index, precision, real=real)
+            if found is None:
+                return None
+            evaluator, mine, theirs = found
+            if _certainly_differ(mine, theirs, evaluator):
+                return False
+            if self._size > MAX_SIZE:
+                return None
+            if self._close(mine, theirs, evaluator.largest):
+                return True
+            precision = max(2 * precision, 2 * evaluator.largest + self._needed + 64)
+        return None
+
+    def _values(self, index: int, precision: int, *, real: bool) -> tuple[Evaluator, Approximate, Approximate] | None:
+        if not self._work.spend(self._size, precision):
+            return None
+        low, high = POINTS[index]
+        values = {name: low + (high - low) * drawn(f"{index} {name}") for name in self._names}
+        evaluator = Evaluator(precision, values, real=real)
+        try:
+            return evaluator, evaluator.at(self._one), evaluator.at(self._other)
+        except (Undefined, Doubt):
+            return None
+
+    def _close(self, one: Approximate, other: Approximate, largest: int) -> bool:
+        """What is known of them is enough to say that they are the same."""
+        error = max(one.error, other.error, EXACT)
+        size = max(magnitude(one.value), magnitude(other.value), 0)
+        return size - error >= max(self._needed, 2 * largest)
+
+
+def _certainly_differ(one: Approximate, other: Approximate, evaluator: Evaluator) -> bool:
+    size = max(magnitude(one.value), magnitude(other.value))
+    error = max(one.error, other.error, size - evaluator.context.prec) + 2
+    return magnitude(one.value - other.value) - 2 > error
