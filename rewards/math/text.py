@@ -82,7 +82,7 @@ _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎", "01234
 START: Final = "\x02"  # around what was in a wrapper such as \text, while it matters
 END: Final = "\x03"
 
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?\Z")
+_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?\Z")
 _SIMPLE = re.compile(r"[-+*/=()\[\]a-z0-9. ^]*\Z")  # nothing to do but white space, commas and units
 _TOKEN = re.compile(r"\\([A-Za-z]+)\*?[ \t\n]*|\\(.)|[{}]|[^\\{}]+|\\", re.DOTALL)
 _ROW_SPACE = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|cm|mm|in)\s*\]")
