@@ -18,7 +18,7 @@ from areal_async.rewards import jail
 from areal_async.rewards.code.jailed import Jailed, Launcher, Ran, Unavailable
 from areal_async.rewards.code.markdown import code_of
 from areal_async.rewards.code.outputs import head, printed_difference, read_json, result_difference
-from areal_async.rewards.code.records import BadRecord, Call, Program, Test, tests_of
+from areal_async.rewards.code.records import BadRecord, Call, Program, Test, read_tests
 from areal_async.rewards.verdicts import Check, Grader, Outcome, given
 
 EXTRACTED_CHARACTERS: Final = 1000
@@ -44,7 +44,7 @@ def grader(spec: RewardSpec) -> Grader:
         deadline = time.monotonic() + spec.timeout_s * (1 - SPARE_SHARE)
         sys.set_int_max_str_digits(0)  # of this check's process: integers of data rows have any length
         try:
-            tests = tests_of(check)
+            tests = read_tests(check)
         except BadRecord as error:
             return Outcome("bad_data", str(error))
         function = next((test.function for test in tests if isinstance(test, Call)), "")

@@ -49,7 +49,7 @@ class Call:
 Test: TypeAlias = Program | Call
 
 
-def tests_of(check: Check) -> list[Test]:
+def read_tests(check: Check) -> list[Test]:
     """At least one test; BadRecord otherwise."""
     for column, value in _candidates(check):
         try:
