@@ -215,14 +215,18 @@ class Pool:
             not_by = attempt.by
         raise AssertionError("the last try returns")
 
+    @property
+    def places(self) -> int:
+        """Checks that all workers that are there may have at a time."""
+        return sum(life.places for life in self._lives.values() if life.works)
+
     def waits(self) -> str:
         """How many checks wait for a place, and where; "" if none does."""
         count = sum(map(len, self._waiting.values()))
         if not count:
             return ""
-        there = [life for life in self._lives.values() if life.works]
-        places = sum(life.places for life in there)
-        return f"{count} checks wait for a place in {len(there)} of {len(self._lives)} reward workers ({places} places)"
+        there = sum(life.works for life in self._lives.values())
+        return f"{count} checks wait for a place in {there} of {len(self._lives)} reward workers ({self.places} places)"
 
     async def _made(self, attempt: _Try) -> ScoreResult:
         queue = self._waiting.setdefault(attempt.not_by, OrderedDict())
@@ -291,6 +295,27 @@ class Pool:
         if self.repeated <= TOLD:
             logger.warning("the check of sample %s by %s could not be made, and is made again: %s",
                            task.sample, worker, why)  # fmt: skip
+
+
+class Half:
+    """At most half of a pool's places, one at least: for evaluations, so that training's checks find the other half."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._under_way = 0
+        self._ended = asyncio.Condition()
+
+    async def check(self, task: ScoreTask, tokens: Tokens) -> ScoreResult:
+        """As `Pool.check`."""
+        async with self._ended:
+            await self._ended.wait_for(lambda: self._under_way < max(1, self._pool.places // 2))
+            self._under_way += 1
+        try:
+            return await self._pool.check(task, tokens)
+        finally:
+            self._under_way -= 1
+            async with self._ended:
+                self._ended.notify_all()
 
 
 class KeptPool(Pool):

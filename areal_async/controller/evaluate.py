@@ -61,7 +61,6 @@ async def evaluate(
                     load_workflow(config.rollout.workflow, config.import_path),
                     partial(check_answer, bench.checks),
                     places=config.server.max_num_seqs,
-                    checks=config.server.max_num_seqs,
                 )
 
                 def answered(answer: Answered) -> None:

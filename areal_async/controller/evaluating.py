@@ -1,9 +1,9 @@
 """Carries out evaluations in the middle of a run: held-out problems, asked of one server beside its rollouts.
 
-What always holds: rollouts are never paused for it; it asks at most `eval.max_concurrent` answers at a time and takes
-at most half of the reward workers' places; every token of its answers is of the version that was asked for, or it has
-failed; its answers are not in the ledger, nor in the payload log. Each `Evaluate` ends in exactly one `EvaluationDone`
-or `Failed`, unless its server has died, which `Lost` tells; what it found is on the disk before that.
+What always holds: rollouts are never paused for it; it asks at most `eval.max_concurrent` answers at a time; every
+token of its answers is of the version that was asked for, or it has failed; its answers are not in the ledger, nor in
+the payload log. Each `Evaluate` ends in exactly one `EvaluationDone` or `Failed`, unless its server has died, which
+`Lost` tells; what it found is on the disk before that.
 """
 
 import asyncio
@@ -85,17 +85,7 @@ class Evaluations:
         self._now = now
         self._begun: Counter[Version] = Counter()
         self._running: dict[Version, tuple[asyncio.Task[None], Tally, str]] = {}  # and its server
-        reward = config.reward
-        self._examiner = Examiner(
-            config,
-            text,
-            problems,
-            workflow,
-            check,
-            places=config.eval.max_concurrent,
-            # training's own checks always find the other half of the places
-            checks=max(1, reward.workers * reward.concurrent // 2),
-        )
+        self._examiner = Examiner(config, text, problems, workflow, check, places=config.eval.max_concurrent)
         folder.mkdir(exist_ok=True)
 
     @property

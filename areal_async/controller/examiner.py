@@ -98,8 +98,7 @@ def eval_sampling(config: Config, text: Text) -> Sampling:
 
 
 class Examiner:
-    """check: has an answer checked, under the id given. places: answers that a server writes for it at a time.
-    checks: checks that run for it at a time."""
+    """check: has an answer checked, under the id given. places: answers that a server writes for it at a time."""
 
     def __init__(
         self,
@@ -110,7 +109,6 @@ class Examiner:
         check: Check,
         *,
         places: int,
-        checks: int,
     ) -> None:
         self._config = config
         self._problems = problems
@@ -119,7 +117,6 @@ class Examiner:
         self._sampling = eval_sampling(config, text)
         self._identity: ModelIdentity = server_identity(config, text)
         self._places = places
-        self._checks = asyncio.Semaphore(checks)
 
     @property
     def answers(self) -> int:
@@ -209,8 +206,7 @@ class Examiner:
     async def _score(self, sample: SampleId, kept: Kept) -> ScoreResult:
         if kept.reward is not None:
             return ScoreResult(sample=sample, attempt=0, verdict="given", reward=kept.reward)
-        async with self._checks:
-            result = await self._check(sample, kept)
+        result = await self._check(sample, kept)
         kept.reward = result.reward
         return result
 

@@ -17,7 +17,7 @@ from areal_async import __version__
 from areal_async.config import Config
 from areal_async.config_check import check
 from areal_async.config_file import Sources
-from areal_async.controller.checks import Pool
+from areal_async.controller.checks import Half, Pool
 from areal_async.controller.crew import Crew
 from areal_async.controller.evaluating import Evaluations
 from areal_async.controller.examiner import Problems
@@ -200,7 +200,7 @@ class Parts:
         )
         if self._problems is not None:
             self._evaluations = Evaluations(
-                config, self._text, self._problems, self._workflow, partial(check_answer, self._checks),
+                config, self._text, self._problems, self._workflow, partial(check_answer, Half(self._checks)),
                 self._servers.clients,
                 self.folder.root / "eval", crew, has_died=self._servers.has_died, done=self._record.evaluated,
                 take=self._take, now=self.now,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from areal_async.controller.checks import Pool
+from areal_async.controller.checks import Half, Pool
 from areal_async.controller.crew import Crew
 from areal_async.controller.samples import Kept, Samples
 from areal_async.messages import AnyEvent, Cancel, SampleId, Score, Scored, ScoreResult, ScoreTask, Verdict
@@ -80,7 +80,7 @@ class Rewards:
             )  # fmt: skip
 
 
-async def check_answer(pool: Pool, sample: SampleId, kept: Kept) -> ScoreResult:
+async def check_answer(pool: Pool | Half, sample: SampleId, kept: Kept) -> ScoreResult:
     """Have one answer checked."""
     prompt = kept.prompt
     task = ScoreTask(

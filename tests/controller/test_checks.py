@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from areal_async.config import RewardConfig
 from areal_async.controller import checks
-from areal_async.controller.checks import KeptPool, Pool
+from areal_async.controller.checks import Half, KeptPool, Pool
 from areal_async.controller.controller import first_cause
 from areal_async.controller.crew import Crew
 from areal_async.core import restarts
@@ -128,7 +128,7 @@ async def bench(
             await crew.dismiss()
 
 
-def check(pool: Pool, name: str) -> asyncio.Task[ScoreResult]:
+def check(pool: Pool | Half, name: str) -> asyncio.Task[ScoreResult]:
     task = ScoreTask(sample=name, attempt=0, prompt="", answer=None, finish="stop", columns={}, response="")
     return asyncio.create_task(pool.check(task, checks.np.zeros(0, checks.np.int32)))
 
@@ -281,6 +281,25 @@ async def test_a_worker_that_does_not_answer_in_time_is_given_up(
         monkeypatch.setattr(checks, "ANSWER_S", 60.0)
         await it.settle()
         task.cancel()
+
+
+async def test_an_evaluation_takes_half_of_the_places_of_the_workers_that_are_there(tmp_path: Path) -> None:
+    async with bench(tmp_path, places=3, retries=0) as it:
+        half = Half(it.pool)
+        tasks = [check(half, str(number)) for number in range(8)]
+        await it.settle()
+        assert len(it.asked) == 3
+        it.kill("rewards.1")
+        await it.settle()  # the checks that it had are over: as many as 1 are under way now
+        it.asked[0].say("right")
+        await it.settle()
+        assert len(it.asked) == 1
+        tasks[-1].cancel()
+        while it.asked:
+            it.asked[0].say("right")
+            await it.settle()
+        assert [task.result().verdict for task in tasks[:-1]].count("infrastructure") == 1
+        assert tasks[-1].cancelled()
 
 
 # ------------------------------------------------------------------------------------------------- whatever the order

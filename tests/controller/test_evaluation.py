@@ -128,11 +128,11 @@ async def test_no_more_answers_at_a_time_than_places(make_config: Make, tmp_path
 
     found: list[Answered] = []
     async with ScriptedServer(str(tmp_path / "s"), label="3", token_s=0.0005) as server, client(tmp_path) as asked:
-        examiner = Examiner(config, text, Problems(config, text), SingleTurn(), slow, places=4, checks=2)
+        examiner = Examiner(config, text, Problems(config, text), SingleTurn(), slow, places=4)
         await examiner.examine(asked, 3, "eval-v3-0", found.append)
     assert examiner.answers == len(found) == 20
     assert server.open_most == 4
-    assert most == 2
+    assert 2 <= most <= 4
     assert {request.sampling_params.temperature for request in server.requests} == {0.0}
     assert {request.sampling_params.max_tokens for request in server.requests} == {7}
     assert {(one.problem, one.member) for one in found} == set(itertools.product(range(10), range(2)))
