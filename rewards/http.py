@@ -7,7 +7,7 @@ What always holds:
 - whatever the judge does, the check ends by its deadline, which counts from when it got its place among the
   `http.connections`, and its outcome says what happened;
 - no failure of the judge is one of the answer: it is `infrastructure`, never a number, never `timeout`;
-- a request is repeated only where nothing can have been done with it: it was never sent, or the judge refused it;
+- a request is repeated only where nothing can have been done with it: there was no connection, or the judge refused it;
 - what is read of an answer is bounded; redirections aren't followed, and proxies of the environment aren't used, so
   that answers and token go nowhere else.
 """
@@ -111,6 +111,7 @@ class Judge:
     def __init__(self, spec: RewardSpec) -> None:
         self._spec = spec
         self._endpoint = endpoint(spec.http)
+        self._shown = str(self._endpoint.url.with_query(None))  # a query may hold a key, and results are kept
         (self._term,) = (term for term in terms(spec.function) if term.name == HTTP)
         self._alone = alone(terms(spec.function))
         self._results: queue.SimpleQueue[tuple[int, ScoreResult] | None] = queue.SimpleQueue()
@@ -126,7 +127,7 @@ class Judge:
         self._thread.start()
         self._started.wait()
         if self._failure is not None:
-            raise RewardError(f"the thread that asks {self._endpoint.url} failed: {self._failure!r}")
+            raise RewardError(f"the thread that asks {self._shown} failed: {self._failure!r}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -141,7 +142,7 @@ class Judge:
         """Wait for the next result, in the order of finishing; None once this is closed."""
         found = self._results.get()
         if found is None and self._failure is not None:
-            raise RewardError(f"the thread that asks {self._endpoint.url} failed") from self._failure
+            raise RewardError(f"the thread that asks {self._shown} failed") from self._failure
         return found
 
     def close(self) -> None:
@@ -251,9 +252,9 @@ class Judge:
             return self._failed(f"no secure connection: {error}")
         except aiohttp.ClientConnectorError as error:
             return _Again(f"no connection ({error.strerror or error}); does it run, and is reward.http.url right?", 0.0)
+        except aiohttp.ClientResponseError as error:  # as text it has the whole URL
+            return self._failed(f"its answer is no HTTP{_head(error.message.encode())}")
         except aiohttp.ClientError as error:
-            if isinstance(error.__cause__ or error, aiohttp.ClientConnectionResetError):
-                return _Again("the connection was closed before the request was written", 0.0)
             return self._failed(f"{type(error).__name__} in the middle of the exchange, not repeated: {error}")
 
     def _judged(self, status: int, body: bytes) -> Outcome:
@@ -272,7 +273,7 @@ class Judge:
         return self._failed(f"its answer needs `reward` or `verdict`, one of the two{_head(body)}")
 
     def _failed(self, why: str) -> Outcome:
-        return Outcome("infrastructure", f"{self._endpoint.url}: {why}")
+        return Outcome("infrastructure", f"{self._shown}: {why}")
 
 
 class _Again(NamedTuple):

@@ -49,7 +49,7 @@ class Term(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        return self.name if self.weight == 1 else f"{self.weight!r} × {self.name}"
+        return self.name if self.weight == 1 else f"{self.weight:g} × {self.name}"
 
 
 def terms(function: str) -> tuple[Term, ...]:

@@ -82,6 +82,7 @@ INFRASTRUCTURE = ("infrastructure", None)
         ("500 given:1", INFRASTRUCTURE, 1, "/score: it answered 500: the server says why!"),
         ("404 given:1", INFRASTRUCTURE, 1, "it answered 404: the server says why!"),
         ("moved given:1", INFRASTRUCTURE, 1, "it answered 307; a redirection isn't followed"),
+        ("42 given:1", INFRASTRUCTURE, 1, "its answer is no HTTP: .*42"),
         ("reset given:1", INFRASTRUCTURE, 1, "in the middle of the exchange, not repeated"),
         ("half given:1", INFRASTRUCTURE, 1, "in the middle of the exchange, not repeated"),
         pytest.param("hang given:1", INFRASTRUCTURE, 1, "no answer within 1 s$", marks=pytest.mark.slow),
@@ -109,11 +110,12 @@ def test_what_a_judge_does_and_what_comes_of_it(
     books: Books, text_of: TaskOf, script: str, expected: tuple[str, float | None], asked: int, why: str
 ) -> None:
     timeout_s = 1.0 if "hang" in script else 10.0
-    (found,) = results_of(spec_of(books.url, timeout_s=timeout_s), [text_of(script)])
+    (found,) = results_of(spec_of(f"{books.url}?key=s3cret", timeout_s=timeout_s), [text_of(script)])
     assert (found.verdict, found.reward) == expected
     assert len(books.asked) == asked
     assert re.search(why, found.why), found.why
     assert len(found.why) < 1000
+    assert "s3cret" not in found.why
     assert found.seconds < 5
     assert books.written < 16 << 20  # what the kernel's buffers hold, not all of the endless answer
 
@@ -178,9 +180,10 @@ def test_a_connection_that_breaks_before_an_answer_is_not_asked_again(text_of: T
 
 
 def test_a_server_that_speaks_no_tls(books: Books, text_of: TaskOf) -> None:
-    (found,) = results_of(spec_of(books.url.replace("http:", "https:")), [text_of("given:1")])
+    (found,) = results_of(spec_of(books.url.replace("http:", "https:") + "?key=s3cret"), [text_of("given:1")])
     assert found.verdict == "infrastructure"
     assert "no secure connection" in found.why
+    assert "s3cret" not in found.why
 
 
 def test_neither_proxies_nor_passwords_of_the_environment_are_used(
@@ -258,7 +261,7 @@ def test_a_row_that_is_no_json_is_bad_data(books: Books, text_of: TaskOf) -> Non
         ("0.5*http", "given:0.5", ("given", 0.25, "0.5 × http: given 0.5, as I see it")),
         ("http - exact", "verdict:right", ("given", 1.0, "http: right, said so")),
         ("1*http", "verdict:right", ("right", 1.0, "said so")),
-        ("-2*http + exact", "404", ("infrastructure", None, "-2.0 × http: infrastructure, http://127")),
+        ("-2*http + exact", "404", ("infrastructure", None, "-2 × http: infrastructure, http://127")),
     ],
 )
 def test_as_a_summand(

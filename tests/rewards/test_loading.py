@@ -84,9 +84,9 @@ def test_a_dict_is_read_as_verl_does(
     ("function", "verdict", "reward", "why"),
     [
         ("1*misbehaving:right", "right", None, "misbehaving:right returned True"),
-        ("2*misbehaving:right", "given", 2.0, "2.0 × misbehaving:right: right, misbehaving:right returned True"),
+        ("2*misbehaving:right", "given", 2.0, "2 × misbehaving:right: right, misbehaving:right returned True"),
         ("exact + http", "given", 1.0, "exact: right"),
-        ("0.5*exact - misbehaving:length", "given", 0.2, "0.5 × exact: right.*; -1.0 × misbehaving:length: given 0.3"),
+        ("0.5*exact - misbehaving:length", "given", 0.2, "0.5 × exact: right.*; -1 × misbehaving:length: given 0.3"),
         ("exact + misbehaving:nan", "bad_data", None, "exact: right.*; misbehaving:nan: bad_data, nan is no reward"),
         ("exact + misbehaving:raises", "crash", None, "exact: right.*; misbehaving:raises: crash, Traceback"),
         ("misbehaving:raises + misbehaving:needs", "bad_data", None, "misbehaving:raises: crash, Traceback"),

@@ -141,7 +141,7 @@ def test_what_is_told_of_the_parts() -> None:
             weighed(Term(-1.0, "my:long"), Outcome("wrong", "x" * 5000), RewardTable()),
         ]
     )
-    assert found.why[:70] == "0.9 × math: right, 4 is 4; my:tidy: given 0.3; -1.0 × my:long: wrong, …"[:70]
+    assert found.why.startswith("0.9 × math: right, 4 is 4; my:tidy: given 0.3; -1 × my:long: wrong, …xxx")
     assert len(found.why) < 1100
     assert (found.extracted, found.reward) == ("4", pytest.approx(1.2))
 

@@ -153,8 +153,8 @@ async def test_a_sum_of_what_runs_here_and_a_judge(
                 ("infrastructure", None),
                 ("infrastructure", None),
             ]
-            assert found[0].why == "-0.5 × tokens:seen: given 1; 2.0 × http: given 0.75, as I see it"
-            assert found[2].why.endswith("killed; 2.0 × http: given 1, as I see it")
+            assert found[0].why == "-0.5 × tokens:seen: given 1; 2 × http: given 0.75, as I see it"
+            assert found[2].why.endswith("killed; 2 × http: given 1, as I see it")
             assert found[0].seconds < 1.5 <= found[4].seconds
             assert {asked.headers["Authorization"] for asked in books.asked} == {"Bearer s3cret"}
             assert {asked.form["response"] for asked in books.asked} == {"fast", "slow"}
