@@ -1,0 +1,216 @@
+"""Whole runs whose reward workers are killed, stand still, or die again and again: no sample is lost, none is trained
+twice, no process is left (every test looks for that), and the run goes on, or ends with the first cause."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from areal_async.config import Config
+from areal_async.controller import Controller, RunResult
+from areal_async.controller.evaluate import evaluate
+from areal_async.errors import RunFailed
+from areal_async.log.reader import read_records
+from areal_async.messages import Joined, Lost, Restart, Score, Scored
+from areal_async.testing.recipes import scripted
+from areal_async.wire import beats
+
+pytestmark = pytest.mark.slow
+
+Make = Callable[..., Config]
+LONG = ("train.steps=1000", "rollout.max_staleness=3", "rollout.retries=0")
+GROUP_STATES = ("trained", "filtered", "stale", "failed", "cancelled", "outstanding", "training")
+SLOW_REWARD = """
+import time
+
+def reward(response):
+    time.sleep(0.05)
+    return 1.0
+"""
+
+
+@pytest.fixture
+def slow_reward(tmp_path: Path) -> str:
+    """So that a worker has checks at any time."""
+    (tmp_path / "slow_reward.py").write_text(SLOW_REWARD)
+    return "reward.function=slow_reward:reward"
+
+
+def records(result: RunResult) -> list[object]:
+    return [record.message for record in read_records(result.folder / "log")]
+
+
+def of_workers(result: RunResult) -> list[tuple[type, str]]:
+    return [
+        (type(found), found.id)
+        for found in records(result)
+        if isinstance(found, Joined | Lost | Restart) and found.peer == "rewards"
+    ]
+
+
+def assert_nothing_is_lost(result: RunResult, books: Path) -> None:
+    for row in result.rows:
+        for prefix in ("", "samples_"):
+            assert row.ledger[f"{prefix}admitted"] == sum(row.ledger[f"{prefix}{state}"] for state in GROUP_STATES)
+        assert row.ledger["samples_failed"] == row.ledger["failed"] == row.ledger["cancelled"] == 0
+        assert row.ledger["samples_filtered"] == 0
+    trained = [sample for line in books.read_text().splitlines() for sample in json.loads(line)["samples"]]
+    assert len(trained) == len(set(trained)) == result.steps * 8
+    found = records(result)
+    asked = Counter(record.sample for record in found if isinstance(record, Score))
+    answered = Counter(record.sample for record in found if isinstance(record, Scored))
+    assert max(asked.values()) == 1
+    assert max(answered.values()) == 1
+    assert set(trained) <= set(answered) <= set(asked)
+
+
+def pid_of(run: Controller, name: str) -> int:
+    return run._parts._checks._lives[name].child.pid
+
+
+def has_checks(run: Controller, name: str) -> bool:
+    return bool(run._parts._checks._lives[name].asking)
+
+
+async def busy(run: Controller, name: str) -> None:
+    """Wait until this worker has checks."""
+    async with asyncio.timeout(10):
+        while not has_checks(run, name):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_worker_killed_in_the_middle_of_its_checks(
+    make_config: Make, tmp_path: Path, slow_reward: str, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its checks are made by the other, or wait until it is there again."""
+    books = tmp_path / "books.jsonl"
+    config = make_config(*LONG, slow_reward, f"reward.workers={workers}")
+    async with Controller(config, recipes=scripted(step_s=0.05, books=books)) as run:
+        killed_at = back_at = -1
+        async with asyncio.timeout(40):
+            async for row in run.steps():
+                if row.step == 2:
+                    await busy(run, "rewards.0")
+                    os.kill(pid_of(run, "rewards.0"), signal.SIGKILL)
+                    killed_at = row.step
+                elif killed_at >= 0 and back_at < 0 and has_checks(run, "rewards.0"):
+                    back_at = row.step
+                elif 0 <= back_at < row.step - 2:
+                    run.stop()
+        result = run.result()
+    assert result.reason == "stopped"
+    assert_nothing_is_lost(result, books)
+    joined = [(Joined, f"rewards.{number}") for number in range(workers)]
+    assert sorted(of_workers(result)[:workers], key=str) == joined
+    assert of_workers(result)[workers:] == [(Lost, "rewards.0"), (Restart, "rewards.0"), (Joined, "rewards.0")]
+    (lost,) = (found for found in records(result) if isinstance(found, Lost))
+    assert "was ended by SIGKILL" in lost.why
+    assert sum(row.reward_restarts for row in result.rows) == 1
+    assert sum(row.checks_again for row in result.rows) >= 1
+    assert sum(row.verdicts.get("infrastructure", 0) for row in result.rows) == 0
+    assert any("reward worker rewards.0 is lost" in record.getMessage() for record in caplog.records)
+
+
+async def test_a_worker_that_stands_still_is_replaced(
+    make_config: Make, tmp_path: Path, slow_reward: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beats, "BEAT_S", 0.5)  # here: it beats every two seconds
+    monkeypatch.setattr(beats, "LOST_AFTER_S", 3.0)
+    books = tmp_path / "books.jsonl"
+    config = make_config(*LONG, slow_reward, "reward.workers=2")
+    async with Controller(config, recipes=scripted(step_s=0.05, books=books)) as run:
+        stopped = False
+        async with asyncio.timeout(40):
+            async for row in run.steps():
+                if row.step == 2:
+                    await busy(run, "rewards.1")
+                    os.kill(pid_of(run, "rewards.1"), signal.SIGSTOP)
+                    stopped = True
+                elif stopped and row.reward_restarts:
+                    run.stop()
+        result = run.result()
+    assert_nothing_is_lost(result, books)
+    assert of_workers(result)[2:4] == [(Lost, "rewards.1"), (Restart, "rewards.1")]
+    (lost,) = (found for found in records(result) if isinstance(found, Lost))
+    assert "dead or stands still: nothing was heard for" in lost.why
+
+
+async def test_a_worker_that_is_lost_too_often_ends_the_run_with_the_first_cause(
+    make_config: Make, slow_reward: str
+) -> None:
+    config = make_config(*LONG, slow_reward, "reward.workers=2", "reward.max_restarts=1")
+
+    async def kill_again_and_again() -> None:
+        async with Controller(config, recipes=scripted(step_s=0.05)) as run:
+            async for _ in run.steps():
+                if (life := run._parts._checks._lives["rewards.1"]).works:
+                    os.kill(life.child.pid, signal.SIGKILL)
+
+    async with asyncio.timeout(40):
+        with pytest.raises(RunFailed) as error:
+            await kill_again_and_again()
+    why = str(error.value)
+    assert "reward worker rewards.1 was lost once more after 1 restarts (reward.max_restarts)" in why
+    assert "The first loss of a reward worker: reward worker rewards.1 at" in why
+    assert "was ended by SIGKILL; the last lines of" in why
+
+
+async def test_the_run_says_that_its_checks_wait_for_a_worker(make_config: Make, slow_reward: str) -> None:
+    said = ""
+    async with Controller(make_config(*LONG, slow_reward), recipes=scripted(step_s=0.05)) as run:
+        async with asyncio.timeout(40):
+            async for row in run.steps():
+                if row.step == 1:
+                    await busy(run, "rewards.0")
+                    os.kill(pid_of(run, "rewards.0"), signal.SIGKILL)
+                    while "wait for a reward worker" not in said:
+                        await asyncio.sleep(0.01)
+                        said = run.phase
+                    run.stop()
+        run.result()
+    assert "reward worker rewards.0 is lost (rewards.0 (pid" in said
+    assert ") and starts again at" in said
+    assert "checks wait for a place in 0 of 1 reward workers" in said
+
+
+def workers_of_this_process() -> list[int]:
+    """Pids of all reward workers that run under it."""
+    found, parents = [], [os.getpid()]
+    for parent in parents:
+        for listed in Path(f"/proc/{parent}/task").glob("*/children"):
+            parents += map(int, listed.read_text().split())
+    for pid in parents:
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"areal_async.rewards.worker" in command and b"-m" in command:
+            found.append(pid)
+    return found
+
+
+async def test_an_evaluation_without_a_run_replaces_a_worker_too(
+    make_config: Make, model: Path, slow_reward: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    killed: list[int] = []
+
+    def progress(done: int, of: int) -> None:
+        if done >= 8 and not killed:
+            killed.extend(workers_of_this_process())
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    async with asyncio.timeout(40):
+        config = make_config(slow_reward, "eval.samples=1")
+        result = await evaluate(config, model, progress=progress, recipes=scripted())
+    assert killed
+    assert (result.n, result.score, result.unscored) == (64, 1.0, 0)
+    assert any("is lost" in record.getMessage() for record in caplog.records)
