@@ -1,8 +1,7 @@
 """When two typed values are the same answer.
 
-What always holds: `equal(v, v)` is true; it is symmetric, but for `gold` "5" against `given` "x = 5" and the like, where
-it is symmetric too; a number is never equal to another one by nearness, except a decimal to what rounds to it
-(Policy.rounding_digits); work is bounded by MAX_COMPARISONS.
+What always holds: `equal(v, v)` is true, and `equal` is symmetric; a number never equals another one by nearness,
+except a decimal and what rounds to it (Policy.rounding_digits); work is bounded by MAX_COMPARISONS and symbolic.Work.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +10,12 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from areal_async.rewards.math import symbolic
-from areal_async.rewards.math.parse import EXPRESSIONS, expression
+from areal_async.rewards.math import sets, symbolic
+from areal_async.rewards.math.arithmetic import expression, negative, product, quotient, total
+from areal_async.rewards.math.grammar import NAMED_FUNCTIONS
 from areal_async.rewards.math.units import DEGREE
 from areal_async.rewards.math.values import (
+    EXPRESSIONS,
     Based,
     Call,
     Combined,
@@ -24,6 +25,7 @@ from areal_async.rewards.math.values import (
     Matrix,
     Number,
     Percent,
+    Product,
     Quantity,
     Ratio,
     Reals,
@@ -35,10 +37,6 @@ from areal_async.rewards.math.values import (
     Tuple,
     Unreadable,
     Value,
-    negative,
-    product,
-    quotient,
-    total,
 )
 
 MAX_COMPARISONS: Final = 400
@@ -78,19 +76,16 @@ class _Comparison:
             return one.value == other.value or self._rounds(one, other)
         if one == other:
             return True
-        for first, second in ((one, other), (other, one)):
-            decided = self._rule(first, second)
-            if decided is not None:
-                return decided
-        return False
+        first, second = sorted((one, other), key=_order)
+        return self._rule(first, second) or (_order(first) == _order(second) and self._rule(second, first))
 
-    def _rule(self, one: Value, other: Value) -> bool | None:
-        """The rule for these two kinds in this order; None where there is none. More particular kinds first."""
+    def _rule(self, one: Value, other: Value) -> bool:
+        """The rule for these two kinds, the first of which stands before the second in ORDER, or with it."""
         match one, other:
             case Relation(), Relation():
                 return self._relations(one, other)
             case Relation(), _:
-                return self._named(one, other)
+                return self._named(one, other) or self._regions(one, other)
             case Quantity(), _:
                 return self._quantity(one, other)
             case Percent(), _:
@@ -100,7 +95,7 @@ class _Comparison:
             case Text(), _:
                 return one.letters is not None and self.same(one.letters, other)
             case Time(), Time():
-                return one.parts == other.parts and (one.half == other.half or "" in (one.half, other.half))
+                return one.parts == other.parts
             case Time() | Ratio(), _:
                 return self._ratio(one, other)
             case Based(), Based():
@@ -112,10 +107,10 @@ class _Comparison:
             case Matrix(), Tuple() | Interval():
                 return self._vector(one, other)
             case Set() | Interval() | Combined() | Reals() | Tuple() | Listing(), _:
-                return self._collections(one, other)
+                return self._collections(one, other) or self._regions(one, other)
         if isinstance(one, EXPRESSIONS) and isinstance(other, EXPRESSIONS):
             return self._expressions(one, other)
-        return None
+        return False
 
     # ---------------------------------------------------------------------------------------------------- numbers
 
@@ -128,13 +123,14 @@ class _Comparison:
         return False
 
     def _is_rounded(self, decimal: Number, exact: Fraction) -> bool:
-        return self._may_round(decimal) and 2 * abs(exact - decimal.value) * 10 ** (decimal.places or 0) <= 1
+        distance = abs(exact - decimal.value) * 10 ** (decimal.places or 0)
+        return self._may_round(decimal) and distance <= Fraction(1, 2)
 
     def _may_round(self, decimal: Number) -> bool:
         digits = self._policy.rounding_digits
         if digits is None or decimal.places is None or decimal.places < digits:
             return False
-        return abs(decimal.value) * 10**decimal.places >= 10 ** (SIGNIFICANT - 1)
+        return bool(abs(decimal.value) * 10**decimal.places >= 10 ** (SIGNIFICANT - 1))
 
     def _expressions(self, one: Expression, other: Expression) -> bool:
         for decimal, exact in ((one, other), (other, one)):
@@ -144,7 +140,7 @@ class _Comparison:
 
     def _percent(self, one: Percent, other: Value) -> bool:
         if isinstance(other, Percent):
-            return self.same(_decimal_percent(one.amount), _decimal_percent(other.amount))
+            return self.same(_hundredth(one.amount), _hundredth(other.amount))
         if not isinstance(other, EXPRESSIONS):
             return False
         return self.same(_hundredth(one.amount), other) or (self._policy.bare_percent and self.same(one.amount, other))
@@ -181,9 +177,9 @@ class _Comparison:
     def _texts(self, one: Text, other: Text) -> bool:
         if one.words == other.words:
             return True
-        if one.letters is None or other.letters is None or max(len(one.words), len(other.words)) > 3:
+        if one.letters is None or other.letters is None or not (_only_letters(one) and _only_letters(other)):
             return False
-        return not {one.words, other.words} & _SHORT_WORDS and self.same(one.letters, other.letters)
+        return self.same(one.letters, other.letters)
 
     # ------------------------------------------------------------------------------------------------- collections
 
@@ -225,7 +221,7 @@ class _Comparison:
             return self._all(one.rows[0], items)
         return len(one.rows[0]) == 1 and self._all([row[0] for row in one.rows], items)
 
-    def _collections(self, one: Value, other: Value) -> bool | None:
+    def _collections(self, one: Value, other: Value) -> bool:
         match one, other:
             case Tuple(), Tuple():
                 return self._all(one.items, other.items)
@@ -248,7 +244,14 @@ class _Comparison:
             case Combined(), Combined() if one.operator == other.operator:
                 parts = self._all if one.operator == "setminus" else self._any_order
                 return parts(one.parts, other.parts)
-        return None
+        return False
+
+    def _regions(self, one: Value, other: Value) -> bool:
+        """By their members, where one of them can only be a set of numbers."""
+        region = Interval | Combined | Reals | Relation
+        if isinstance(one, region) or isinstance(other, region):
+            return sets.same(one, other, self._work) is True
+        return False
 
     def _intervals(self, one: Interval, other: Interval) -> bool:
         ends = (one.low_closed, one.high_closed) == (other.low_closed, other.high_closed)
@@ -263,11 +266,11 @@ class _Comparison:
 
     # --------------------------------------------------------------------------------------------------- relations
 
-    def _named(self, one: Relation, other: Value) -> bool | None:
+    def _named(self, one: Relation, other: Value) -> bool:
         """x = 5 is 5, and x = 2 + 3 = 5: the left side is a name, and all that follows is the other."""
         if all(operator in ("=", "~", "in") for operator in one.operators) and _is_name(one.sides[0]):
             return all(self.same(side, other) for side in one.sides[1:])
-        return None
+        return False
 
     def _relations(self, one: Relation, other: Relation) -> bool:
         if one.operators == other.operators and self._all(one.sides, other.sides):
@@ -299,19 +302,42 @@ class _Comparison:
         return sign > 0 or (sign < 0 and symmetric)
 
 
-_SHORT_WORDS: Final = frozenset(["no", "on", "yes", "off", "odd", "not", "and", "or", "one", "two", "six", "ten"])
+ORDER: Final = (
+    (Relation,),
+    (Quantity,),
+    (Percent,),
+    (Text,),
+    (Time, Ratio),
+    (Based,),
+    (Matrix,),
+    (Set, Interval, Combined, Reals, Tuple, Listing),
+    EXPRESSIONS,
+)
+_PLACES: Final = {kind: place for place, kinds in enumerate(ORDER) for kind in kinds}
+
+
+def _order(value: Value) -> int:
+    return _PLACES[type(value)]
+
+
+def _only_letters(text: Text) -> bool:
+    """No word, for sure: yx is xy, but cat isn't act."""
+    return len(text.words) == 2 or (len(text.words) == 3 and not set(text.words) & set("aeiou"))
 
 
 def _is_name(side: Value) -> bool:
+    """x, f(x), (x, y); a length such as AB, with bars or a line over it."""
     match side:
         case Symbol():
             return True
-        case Call(_, arguments):
-            return all(isinstance(argument, Symbol) for argument in arguments) and len(side.name) <= 2
+        case Call("abs" | "overline", (Product() as inside,)):
+            return _is_name(inside)
+        case Call(name, arguments):
+            return name[0] in NAMED_FUNCTIONS and all(isinstance(argument, Symbol) for argument in arguments)
         case Tuple(items):
             return all(isinstance(item, Symbol) for item in items)
-        case Text(_, letters):
-            return letters is not None
+        case Product(factors):
+            return all(isinstance(factor, Symbol) and factor.name.isupper() for factor in factors)
     return False
 
 
@@ -334,9 +360,6 @@ def _hundredth(amount: Expression) -> Expression:
     if isinstance(amount, Number):
         return Number(amount.value / 100, None if amount.places is None else amount.places + 2)
     return product((amount, Number(Fraction(1, 100))))
-
-
-_decimal_percent = _hundredth
 
 
 def _converted(quantity: Quantity) -> Value:

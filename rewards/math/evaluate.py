@@ -6,31 +6,14 @@ value, odd roots have theirs, as in school. Complex: principal values.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mpmath import MPContext
+from mpmath.ctx_mp_python import _mpc
 
-from areal_async.rewards.math.values import (
-    HALF,
-    MINUS_ONE,
-    ONE,
-    TWO,
-    Call,
-    Constant,
-    Expression,
-    Number,
-    Power,
-    Product,
-    Sum,
-    Symbol,
-    bits,
-    negative,
-    power,
-    product,
-    quotient,
-    total,
-)
+from areal_async.rewards.math.arithmetic import HALF, MINUS_ONE, ONE, TWO, negative, power, product, quotient, total
+from areal_async.rewards.math.values import Call, Constant, Expression, Number, Power, Product, Sum, Symbol, bits
 
 Float: TypeAlias = Any  # mpmath has no types: a real or a complex number of any precision
 
@@ -55,12 +38,12 @@ class Approximate(NamedTuple):
 
 
 class Evaluator:
-    """At one point, of one precision. largest: the size, in bits before or zeros behind the point, of any number met."""
+    """At one point, of one precision. largest: bits before the point, or zeros behind it, of any number on the way."""
 
-    def __init__(self, precision: int, symbols: Mapping[str, Float], *, real: bool) -> None:
+    def __init__(self, context: MPContext, precision: int, symbols: Mapping[str, Float], *, real: bool) -> None:
         self.largest = 0
-        self.context = MPContext()
-        self.context.prec = precision
+        self.context = context
+        context.prec = precision
         self._precision = precision
         self._real = real
         self._symbols = symbols
@@ -271,7 +254,7 @@ class Evaluator:
 
 def magnitude(value: Float) -> int:
     """|value| < 2**magnitude, and for real numbers 2**(magnitude - 1) <= |value|; EXACT for zero."""
-    if hasattr(value, "_mpc_"):
+    if isinstance(value, _mpc):
         parts = value._mpc_
         sizes = [part[2] + part[3] for part in parts if part[1]]
         return max(sizes) + 1 if sizes else EXACT
@@ -318,7 +301,7 @@ def _right_angle_less(x: Expression) -> Expression:
     return total((product((HALF, Constant("pi"))), negative(x)))
 
 
-_REWRITTEN: Final = {
+_REWRITTEN: Final[dict[str, Callable[[Expression], Expression]]] = {
     "tan": lambda x: quotient(_sine(x), _cosine(x)),
     "cot": lambda x: quotient(_cosine(x), _sine(x)),
     "sec": lambda x: _inverse(_cosine(x)),

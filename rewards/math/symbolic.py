@@ -19,7 +19,11 @@ Nothing is simplified or expanded, so the time is linear in the sizes of the two
 
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
 from typing import Final
+
+from mpmath import MPContext
 
 from areal_async.rewards.math.evaluate import EXACT, Approximate, Doubt, Evaluator, Undefined, drawn, magnitude
 from areal_async.rewards.math.values import Call, Constant, Expression, Number, Power, Product, Sum, Symbol, bits
@@ -39,6 +43,11 @@ class Work:
 
     def __init__(self, nodes: int = 20_000) -> None:
         self._left = nodes
+
+    @cached_property
+    def context(self) -> MPContext:
+        """Of this comparison alone: its precision changes. Most comparisons need none."""
+        return MPContext()
 
     def spend(self, nodes: int, precision: int) -> bool:
         """False when it is used up."""
@@ -63,7 +72,7 @@ def rounds_to(exact: Expression, decimal: Number, work: Work) -> bool:
     precision = bits(decimal.value) + int(BITS_A_DIGIT * (decimal.places + _size(exact))) + 64
     if precision > MAX_BITS:
         return False
-    evaluator = Evaluator(precision, {}, real=True)
+    evaluator = Evaluator(work.context, precision, {}, real=True)
     try:
         found = evaluator.at(exact)
     except (Undefined, Doubt):
@@ -85,7 +94,7 @@ def ranks(constants: list[Expression], work: Work) -> list[int] | None:
     found.sort()
     places = [0] * len(constants)
     rank = 0
-    for (_, before), (_, after) in zip(found, found[1:], strict=False):
+    for (_, before), (_, after) in pairwise(found):
         rank += not same(constants[before], constants[after], work)
         places[after] = rank
     return places
@@ -153,7 +162,7 @@ def _real(node: Expression, work: Work) -> float | Fraction | None:
     if symbols(node) or _size(node) > MAX_SIZE or not work.spend(_size(node), 128):
         return None
     try:
-        found = Evaluator(128, {}, real=True).at(node)
+        found = Evaluator(work.context, 128, {}, real=True).at(node)
     except (Undefined, Doubt):
         return None
     if found.error > magnitude(found.value) - 64 and found.error > -64:
@@ -161,7 +170,8 @@ def _real(node: Expression, work: Work) -> float | Fraction | None:
     sign, mantissa, exponent, _ = found.value._mpf_
     if abs(exponent) > 10_000:
         return None
-    return (-1) ** sign * Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
+    size = Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
+    return -size if sign else size
 
 
 class _Pair:
@@ -230,7 +240,7 @@ class _Pair:
             return None
         low, high = POINTS[index]
         values = {name: low + (high - low) * drawn(f"{index} {name}") for name in self._names}
-        evaluator = Evaluator(precision, values, real=real)
+        evaluator = Evaluator(self._work.context, precision, values, real=real)
         try:
             return evaluator, evaluator.at(self._one), evaluator.at(self._other)
         except (Undefined, Doubt):
@@ -246,4 +256,4 @@ class _Pair:
 def _certainly_differ(one: Approximate, other: Approximate, evaluator: Evaluator) -> bool:
     size = max(magnitude(one.value), magnitude(other.value))
     error = max(one.error, other.error, size - evaluator.context.prec) + 2
-    return magnitude(one.value - other.value) - 2 > error
+    return bool(magnitude(one.value - other.value) - 2 > error)

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from areal_async.rewards.math.values import Unreadable
 
 MAX_TOKENS: Final = 1_500
+STEPS: Final = 20  # readings of a sign, on average: more is no answer
 MAX_DIGITS: Final = 4_000  # of one number; Python itself refuses to read 4,301
 
 
@@ -41,9 +42,9 @@ FUNCTIONS: Final = {
 
 GREEK: Final = frozenset(
     words(
-        "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi omicron rho varrho "
-        "sigma varsigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega "
-        "ell hbar"
+        "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi omicron rho "
+        "varrho sigma varsigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi "
+        "Psi Omega ell hbar"
     )
 )
 RELATIONS: Final = {
@@ -59,11 +60,11 @@ _SAME: Final = {
 }  # fmt: skip
 _COMMANDS: Final = frozenset(
     words(
-        "frac binom sqrt cdot times div pm mp circ infty emptyset lfloor rfloor lceil rceil langle rangle land lor begin "
-        "end overline dot bar hat mathbb det tilde widehat overrightarrow"
+        "frac binom sqrt cdot times div pm mp circ infty emptyset lfloor rfloor lceil rceil langle rangle land lor "
+        "begin end overline dot bar hat mathbb det tilde widehat overrightarrow"
     )
 )
-_DROPPED: Final = frozenset(words("left right displaystyle quad qquad limits big Big bigg Bigg vec"))
+_DROPPED: Final = frozenset(words("left right displaystyle quad qquad limits big Big bigg Bigg vec angle"))
 _PLAIN_NAMES = sorted([*FUNCTIONS, "sqrt", "pi", "infty", "oo"], key=len, reverse=True)
 _NAMES = re.compile("|".join(_PLAIN_NAMES))
 
@@ -152,3 +153,48 @@ def _letters(found: list[Token], run: str, spaced: bool) -> None:
         else:
             found.append(Token("name", name, spaced))
         spaced = False
+
+
+class Reader:
+    """A place in the signs of a text, which moves forward (and back, for another reading, STEPS times at most)."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self._tokens = tokens
+        self._index = 0
+        self._steps = STEPS * len(tokens) + 100
+
+    @property
+    def _next(self) -> Token:
+        return self._tokens[self._index] if self._index < len(self._tokens) else END
+
+    def _take(self) -> Token:
+        token = self._next
+        self._index += 1
+        self._steps -= 1
+        if self._steps < 0:
+            raise Unreadable("too many readings")
+        return token
+
+    def _at(self, *texts: str) -> bool:
+        token = self._next
+        return token.text in texts and token.kind in ("sign", "command")
+
+    def _accept(self, *texts: str) -> bool:
+        if self._at(*texts):
+            self._take()
+            return True
+        return False
+
+    def _expect(self, *texts: str) -> Token:
+        if not self._at(*texts):
+            raise Unreadable(f"{texts[0]} is missing")
+        return self._take()
+
+    def _raw(self) -> str:
+        """What stands up to the closing brace, as it is written."""
+        texts = []
+        while not self._accept("}"):
+            if self._next.kind == "end":
+                raise Unreadable("} is missing")
+            texts.append(self._take().text)
+        return "".join(texts)
