@@ -91,6 +91,7 @@ class _MathGrader:
 
 _DECLARED = re.compile(r"\\(?:text|mathrm|textbf|textit|textrm|mbox|operatorname|emph)\s*\{")
 _ONE_WORD = re.compile(r"[A-Za-z][A-Za-z'-]*\Z")
+_NAME = re.compile(r"(?:[A-Z][a-z]+|\d+)(?:[ ,]+(?:[A-Z][a-z]+|\d+))*\Z")
 _NUMBER_WORDS: Final = words_of(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million half third "
@@ -99,9 +100,10 @@ _NUMBER_WORDS: Final = words_of(
 
 
 def _says_something(gold: str, cleaned: Cleaned, value: Value | None) -> bool:
-    r"""The gold can tell a wrong answer from a right one: it is mathematics, a choice, one word, or declared text.
+    r"""The gold can tell a wrong answer from a right one: it is mathematics, a choice, one word, a name, or declared
+    text (`\text{…}`).
 
-    Several plain words can't: they are a remark, a number in words, or an explanation, which has many right forms.
+    Several plain words in small letters can't: a remark, a number in words, an explanation has many right forms.
     """
     if _letter(cleaned.text, alone=True):
         return True
@@ -109,7 +111,7 @@ def _says_something(gold: str, cleaned: Cleaned, value: Value | None) -> bool:
         return value is not None
     if not _NUMBER_WORDS.isdisjoint(re.split(r"[\s-]+", cleaned.text.lower())):
         return False
-    return _DECLARED.search(gold) is not None or _ONE_WORD.match(cleaned.text) is not None
+    return bool(_DECLARED.search(gold) or _ONE_WORD.match(cleaned.text) or _NAME.match(cleaned.text))
 
 
 # ---------------------------------------------------------------------------------------------------------- by text

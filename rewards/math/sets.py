@@ -37,18 +37,19 @@ def same(one: Value, other: Value, work: symbolic.Work) -> bool | None:
     except Unreadable:
         return None
     places = symbolic.ranks(reader.ends, work)
-    if places is None:
-        return None
+    if places is None or any(places[low] > places[high] for low, high in reader.intervals):
+        return None  # (3, 2) is a point, or a slip, but not the empty set
     infinite = {place for place, end in zip(places, reader.ends, strict=True) if end in (INFINITY, negative(INFINITY))}
     positions = [at for at in range(2 * len(places) + 1) if at % 2 == 0 or at // 2 not in infinite]
     return all(first(places, at) == second(places, at) for at in positions)
 
 
 class _Reader:
-    """Of the two sets; ends: all that were met, -infinity and infinity first."""
+    """Of the two sets; ends: all that were met, -infinity and infinity first. intervals: indices of their ends."""
 
     def __init__(self) -> None:
         self.ends: list[Expression] = [negative(INFINITY), INFINITY]
+        self.intervals: list[tuple[int, int]] = []
         self._variable: str | None = None
 
     def within(self, value: Value) -> Within:
@@ -98,7 +99,9 @@ class _Reader:
         raise Unreadable("no condition on one variable")
 
     def _interval(self, low: Value, high: Value, low_closed: bool, high_closed: bool) -> Within:
-        return _between(self._end(low), self._end(high), low_closed, high_closed)
+        ends = self._end(low), self._end(high)
+        self.intervals.append(ends)
+        return _between(*ends, low_closed, high_closed)
 
     def _point(self, value: Value) -> Within:
         end = self._end(value)

@@ -23,6 +23,7 @@ def words_of(text: str) -> frozenset[str]:
 
 
 LONGEST: Final = 20_000  # characters; what is longer is no answer, and is left as it is
+MANY_BRACES: Final = 3  # around all of an answer
 WRAPPERS: Final = words_of(
     "text mathrm mbox hbox textrm textbf textit texttt textsf textnormal textup emph mathbf mathit mathsf mathtt "
     "mathnormal operatorname boldsymbol bm pmb bold underline boxed fbox rm mathop ensuremath"
@@ -85,8 +86,10 @@ END: Final = "\x03"
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?\Z")
 _SIMPLE = re.compile(r"[-+*/=()\[\]a-z0-9. ^]*\Z")  # nothing to do but white space, commas and units
 _TOKEN = re.compile(r"\\([A-Za-z]+)\*?[ \t\n]*|\\(.)|[{}]|[^\\{}]+|\\", re.DOTALL)
+_BRACE = re.compile(r"\\.|[{}]")
 _ROW_SPACE = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|cm|mm|in)\s*\]")
 _BRACED_COMMA = re.compile(r"(?<=\d)\{,\}(?=\d)")
+_LOOSE_COMMA = re.compile(r"\s?\{\s?,\s?\}\s?")
 _SPACED_DIGITS = re.compile(
     r"(?<![\d.,^_{])\d{1,3}(?:(?:,?\\!\s*|,\\[,;: ]\s*|\\[,;: ]\s*|~|\s)\d{3})+(?!\d|\s*/|\s*\\d?frac)"
 )
@@ -122,7 +125,7 @@ def read(text: str) -> Cleaned:
     text = " ".join(text.replace("~", " ").split())
     if sign is None and _NUMBER.match(text):
         return Cleaned(text)
-    text = _named_signs(text)
+    text = _named_signs(_without_outer_braces(text))
     if any(map(str.isalpha, text)):
         text = _separated(text)
     if "," in text:
@@ -259,11 +262,27 @@ def _escaped(sign: str) -> str:
     return sign if sign in "_#&^'\"" else "\\" + sign
 
 
+def _without_outer_braces(text: str) -> str:
+    """{5} and {1,2}, which show as 5 and 1,2."""
+    for _ in range(MANY_BRACES):
+        if not text.startswith("{") or not text.endswith("}") or text.endswith("\\}"):
+            return text
+        depth = 0
+        for brace in _BRACE.finditer(text, 0, len(text) - 1):
+            depth += 1 if brace[0] == "{" else -1 if brace[0] == "}" else 0
+            if depth == 0:
+                return text
+        text = text[1:-1].strip()
+    return text
+
+
 # ---------------------------------------------------------------------------------------------------------- digits
 
 
 def _joined_digits(text: str) -> str:
     r"""`9{,}500` and `11,\! 111` and `1\,000\,000` as one number; `3{,}14` is a decimal comma."""
+    if "{" in text and "," in text:
+        text = _LOOSE_COMMA.sub("{,}", text)
     if "{,}" in text:
         text = re.sub(r"(?<![\d}])[1-9]\d{0,2}(?:\{,\}\d{3})+(?!\d|\{,\})", lambda f: f[0].replace("{,}", ""), text)
         text = _BRACED_COMMA.sub(".", text).replace("{,}", ",")
@@ -301,13 +320,19 @@ def _one_number(run: str, before: str, bracketed: bool) -> str:
 # ----------------------------------------------------------------------------------------------------------- words
 
 _PERCENT = re.compile(r"(?<!\\)%")
-_PERCENT_WORDS = re.compile(rf"\s*{START}?\s*(?<![A-Za-z])(?:percent|per cent|percentage points?)(?![A-Za-z])\s*{END}?")
+_PERCENT_WORDS = re.compile(
+    rf"\s*{START}?\s*(?<![A-Za-z])(?:percent(?:age)?|pct|per cent|percentage points?)(?![A-Za-z])\s*{END}?"
+)
 _POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _MAGNITUDE = re.compile(rf"(?<=[\d}}])(\s*{START}?\s*)(hundred|thousand|million|billion|trillion)s?(?![A-Za-z])")
 _SEPARATED = re.compile(
     rf"(?:, ?)?(?: ?{START} ?,? ?(and|or) ?{END} ?|(?<![\w{START}]) (and|or) (?![\w]* ?{END})|(?<=[\d)}}$]) (and|or) )"
 )
 _FUNCTION = re.compile(rf"{START} ?({'|'.join(sorted(FUNCTIONS, key=len, reverse=True))}) ?{END}")
+_ORDINAL = re.compile(rf"(?<=\d)(?:\^ ?\{{? ?)?{START}? ?(?:st|nd|rd|th) ?{END}?\}}?\Z")
+_CLOCK = re.compile(rf"(\d{{1,2}})(:\d\d)?(?:\s?{START}\s?|\s|(?=[AP]M))([aApP])\.? ?[mM]\.? ?{END}?\Z")
+_TO = re.compile(rf"(?<=\d) ?(?:{START} ?to ?{END}|(?<= )to) ?(?=\d)")
+_ALL_REALS = re.compile(r"(?:the )?(?:set of )?all real(?: number)?s\Z", re.I)
 _CIRCLE = re.compile(r"\^ ?(?:\\circ(?![A-Za-z])|\{ ?\\circ ?\}) ?")
 _MARKS = re.compile(f"[{START}{END}]")
 
@@ -319,10 +344,17 @@ def _named_signs(text: str) -> str:
         text = re.sub(r"\s+\\%", r"\\%", text)
     if START in text:
         text = _FUNCTION.sub(r"\\\1 ", text)
-    if "per" in text:
+    if "per" in text or "pct" in text:
         text = _PERCENT_WORDS.sub(r"\\%", text)
     if "illion" in text or "thousand" in text or "hundred" in text:
         text = _MAGNITUDE.sub(lambda found: rf"\times 10^{{{_POWERS[found[2]]}}}{found[1].strip()}", text)
+    if text[-1:] in "htdmM.})" or END in text[-2:]:
+        text = _ORDINAL.sub("", text)
+        text = _CLOCK.sub(lambda found: f"{found[1]}{found[2] or ':00'} {found[3].lower()}m", text)
+    if "to" in text:
+        text = _TO.sub(":", text)
+    if "real" in text and _ALL_REALS.match(_MARKS.sub("", text).strip()):
+        return r"\mathbb{R}"
     if r"\circ" in text:
         text = _CIRCLE.sub(lambda _: r"^\circ ", text).rstrip()
     return text
@@ -343,7 +375,7 @@ def _separated(text: str) -> str:
 
 _NO_UNIT = words_of(
     "if for where when base mod is are was and or to the of not no on than else otherwise with such that as by from "
-    "mod times plus minus over dozen"
+    "times plus minus over dozen am pm"
 )
 _WORD = re.compile(r"[A-Za-z]+")
 _LONG_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{4,}")

@@ -81,8 +81,6 @@ SPELLED: Final = (
     ("mass length:2 time:-3 current:-2", "1", "ohm ohms"),
     ("amount", "1", "mol mole moles"),
     # No units, but what tells answers apart in the same way
-    ("am", "1", "am a.m"),
-    ("pm", "1", "pm p.m"),
     ("north", "1", "north"),
     ("south", "1", "south"),
     ("east", "1", "east"),

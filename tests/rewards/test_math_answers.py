@@ -101,8 +101,8 @@ def test_a_box_is_as_long_as_it_is() -> None:
 
 
 REPEATED = [
-    "a", "1", "1,", r"\boxed{", "{}", r"\boxed{5} ", "<think>", "####", "#### \n", "$1", " \n", "\\", r"\boxed5 ", "x y ",
-    "1 ", r"\boxed ", r"\(1", "-1.5/2 ", "\n\n", r"\boxed{}", r"\{", "percent ", r"\fbox{{}", "$$", "(A) ",
+    "a", "1", "1,", r"\boxed{", "{}", r"\boxed{5} ", "<think>", "####", "#### \n", "$1", " \n", "\\", r"\boxed5 ",
+    "x y ", "1 ", r"\boxed ", r"\(1", "-1.5/2 ", "\n\n", r"\boxed{}", r"\{", "percent ", r"\fbox{{}", "$$", "(A) ",
 ]  # fmt: skip
 
 

@@ -14,17 +14,20 @@ from areal_async.rewards.verdicts import Check
 
 GRADED: Final = grader(RewardSpec())
 
-TEMPLATES = r"""
-@ | -@ | @.@ | -0.0@ | @,001 | @ \times 10^{@} | \frac{@}{1000003} | -\frac{@}{1000003} | @\frac{@}{1000003} | @/1000003
-@\sqrt{@} | \sqrt[@]{@} | \frac{@\pi}{@} | @\pi | e^{@} | \ln @ | \log_{@} 1000003 | @! | 2^{@} | @^{101} | @+@i | @-@i
-@\% | @^\circ | @\text{ cm} | @ \text{ miles per hour} | \$@.@ | \sqrt{@}+\sqrt{@} | \frac{\sqrt{@}}{1000003}
-(@,@) | (@, -@, @) | [@, \infty) | (-\infty, @] | (-@, @] | [-@,@) | (-@, 0) \cup (0, @) | \{@, -@\} | \{@\} | @, -@ | \pm @
-@x^2-@x+@ | x^{@}+@ | (x+@)(x-@) | \frac{x+@}{x-@} | @a+@b | @\sin x + @ | \sin(@x) | @xy | a_{@} | 2^{x+@} | \sqrt{x+@} | |x-@|
-x=@ | y=@x+@ | x^2+y^2=@ | x \le @ | x > @ | -@<x<@ | x \in [-@, @] | x=@, y=@ | x = @ \text{ or } x = -@ | f(x) = @x
-\begin{pmatrix} @ & 0 \\ 0 & @ \end{pmatrix} | \begin{pmatrix} @ \\ @ \end{pmatrix} | @:1000003 | @_{@} | \binom{1000003}{@}
-\left(\frac{@}{1000003}, -@\right) | \left[\sqrt{@}, @\pi\right] | \overline{@} | \lfloor \pi^{@} \rfloor
-""".replace("\n", " | ").split(" | ")  # of which every number matters
-TEMPLATES = [template.strip() for template in TEMPLATES if template.strip()]
+WRITTEN: Final = r"""
+@ | -@ | @.@ | -0.0@ | @,001 | @ \times 10^{@} | \frac{@}{1000003} | -\frac{@}{1000003} | @\frac{@}{1000003}
+@/1000003 | @\sqrt{@} | \sqrt[@]{@} | \frac{@\pi}{@} | @\pi | e^{@} | \ln @ | \log_{@} 1000003 | @! | 2^{@}
+@^{101} | @+@i | @-@i | @\% | @^\circ | @\text{ cm} | @ \text{ miles per hour} | \$@.@ | \sqrt{@}+\sqrt{@}
+\frac{\sqrt{@}}{1000003} | (@,@) | (@, -@, @) | [@, \infty) | (-\infty, @] | (-@, @] | [-@,@)
+(-@, 0) \cup (0, @) | \{@, -@\} | \{@\} | @, -@ | \pm @ | @x^2-@x+@ | x^{@}+@ | (x+@)(x-@) | \frac{x+@}{x-@}
+@a+@b | @\sin x + @ | \sin(@x) | @xy | a_{@} | 2^{x+@} | \sqrt{x+@} | |x-@| | x=@ | y=@x+@ | x^2+y^2=@ | x \le @
+x > @ | -@<x<@ | x \in [-@, @] | x=@, y=@ | x = @ \text{ or } x = -@ | f(x) = @x
+\begin{pmatrix} @ & 0 \\ 0 & @ \end{pmatrix} | \begin{pmatrix} @ \\ @ \end{pmatrix} | @:1000003 | @_{@}
+\binom{1000003}{@} | \left(\frac{@}{1000003}, -@\right) | \left[\sqrt{@}, @\pi\right] | \overline{@}
+\lfloor \pi^{@} \rfloor
+"""
+"""Every number matters in each of them."""
+TEMPLATES = [template.strip() for template in re.split(r" \| |\n", WRITTEN) if template.strip()]
 
 WORDS = [
     r"\text{Yes}",
@@ -75,18 +78,32 @@ def verdict(gold: str, answer: str) -> str:
     return GRADED(Check(prompt="", response=response, answer=gold, finish="stop", columns={})).verdict
 
 
-RESTYLED: dict[str, Callable[[str], str]] = {
-    "spaces": lambda text: f" {text} ".replace(",", ", ").replace("=", " = ").replace("+", " + ").replace(", 001", ",001"),
+SIZED = re.compile(r"(?<!\\)(?<!right)(?<!left)([()])")
+
+
+def sized(text: str) -> str:
+    if text.count("(") != text.count(")") or r"\left" in text:
+        return text
+    return SIZED.sub(lambda bracket: (r"\left" if bracket[1] == "(" else r"\right") + bracket[1], text)
+
+
+def spaced(text: str) -> str:
+    for sign, wide in ((",", ", "), ("=", " = "), ("+", " + "), (", 001", ",001")):
+        text = text.replace(sign, wide)
+    return f" {text} "
+
+
+RESTYLED: Final[dict[str, Callable[[str], str]]] = {
+    "spaces": spaced,
     "thin spaces": lambda text: rf"\,{text}\;".replace("=", r"\;=\;"),
-    "sizes": lambda text: re.sub(r"(?<!\\)(?<!right)(?<!left)([()])", lambda f: (r"\left" if f[1] == "(" else r"\right") + f[1], text)
-    if text.count("(") == text.count(")") and "\\left" not in text else text,
+    "sizes": sized,
     "fractions": lambda text: text.replace(r"\frac", r"\dfrac"),
-    "dollars": lambda text: f"${text}$" if "\\$" not in text else text,
+    "dollars": lambda text: f"${text}$" if r"\$" not in text else text,
     "full stop": lambda text: f"{text}.",
     "unicode": lambda text: text.replace("-", "−").replace(r"\pi", "π").replace(r"\times", "×").replace(r"\le ", "≤ "),
     "braces": lambda text: re.sub(r"\^(\d)(?!\d)", r"^{\1}", text),
     "value": lambda text: f"x = {text}" if re.fullmatch(r"-?\d+(?:\.\d+)?", text) else text,
-}  # fmt: skip
+}
 
 
 def check_restyled(answer: str) -> None:
@@ -169,10 +186,10 @@ def test_junk_is_never_right_and_never_raises(text: str, gold: str) -> None:
     assert outcome.verdict in ("wrong", "no_answer")
 
 
-TASKS = {
-    "simple_equations": {}, "polynomial_equations": {}, "decimal_arithmetic": {}, "fraction_simplification": {}, "gcd": {},
-    "complex_arithmetic": {}, "simple_integration": {}, "basic_arithmetic": {}, "prime_factorization": {}, "polynomial_multiplication": {},
-}  # fmt: skip
+TASKS = [
+    "simple_equations", "polynomial_equations", "decimal_arithmetic", "fraction_simplification", "complex_arithmetic",
+    "simple_integration", "basic_arithmetic", "prime_factorization", "polynomial_multiplication", "gcd",
+]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -82,7 +82,19 @@ EQUAL = [
     ("E", r"\text{E}"), ("E", "(E)"), ("E", "E."), ("E", "E: some option text"), ("E", r"\textbf{(E)}\ 12"),
     (r"\text{(C)}", "C"),
     (r"\text{Yes}", "yes"), ("Monday", r"\text{Monday}"), (r"\text{even}", "even"), ("True", r"\text{True}"),
-    (r"\text{Evelyn}", r"\textbf{Evelyn}"), ("52_8", "52_{8}"), ("12:00", "12:00"),
+    (r"\text{Evelyn}", r"\textbf{Evelyn}"), ("52_8", "52_{8}"), ("June 20", r"\text{June 20}"),
+    (r"\text{10:30 a.m.}", "10:30 AM"), ("5 PM", "5:00 pm"), ("3:5", r"3 \text{ to } 5"),
+    ("4", r"4\text{th}"), (r"\mathbb{R}", r"\text{all real numbers}"), (r"\frac94\pi", r"\frac{9}{4}\pi"),
+    ("f(2) < f(1)", "f(1)>f(2)"),
+    (r"2\sin b\cos a", r"2\cos a\sin b"), (r"\tan^2 y+1", r"\sec^2 y"),
+    ("2x+4y-3=0", r"y=-\frac{1}{2}x+\frac{3}{4}"), ("x<1", "-x>-1"),
+    (r"\frac{x^2}{4}+\frac{y^2}{3}=1", "3x^2+4y^2=12"), (r"\log_2 3", r"\frac{\ln 3}{\ln 2}"),
+    ("1,-2", "n = 1, n = -2"), ("(7,6)", "(x,y)=(7,6)"),
+    (r"\frac{-b\pm\sqrt{b^2-4ac}}{2a}", r"\frac{-b+\sqrt{b^2-4ac}}{2a}, \frac{-b-\sqrt{b^2-4ac}}{2a}"),
+    ("252", r"\frac{10!}{5!\cdot 5!}"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\left[\begin{array}{cc}1 & 2 \\ 3 & 4\end{array}\right]"),
+    (r"\langle 1,2,3\rangle", "(1,2,3)"),
+    ("12:00", "12:00"),
 ]  # fmt: skip
 
 DIFFERENT = [
@@ -136,7 +148,8 @@ DIFFERENT = [
     (r"\begin{pmatrix}1\\2\end{pmatrix}", "3"),
     # words and choices, and what can't be read
     ("E", "D"), ("E", "D: not E"), ("E", "(A)"), ("A", r"\text{B}"), (r"\text{Yes}", r"\text{No}"),
-    ("Monday", "Tuesday"), (r"\text{even}", "odd"),
+    ("Monday", "Tuesday"), ("June 20", "June 21"), ("5 PM", "5 AM"), ("5 PM", "6 PM"), ("3:5", "5 to 3"),
+    (r"\text{even}", "odd"),
     ("42", "forty two"), ("42", r"\text{unknown}"), ("42", r"\frac"), ("42", "?"), ("42", "42 42"), ("42", "NaN"),
     (r"\text{Monday}", "5"),
     ("5", "1/0"), ("1", r"\infty"), (r"\infty", r"-\infty"),
