@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from areal_async.config import Config
@@ -17,7 +18,9 @@ from areal_async.controller import Controller, RunResult
 from areal_async.controller.evaluate import evaluate
 from areal_async.errors import RunFailed
 from areal_async.log.reader import read_records
-from areal_async.messages import Joined, Lost, Restart, Score, Scored
+from areal_async.messages import Joined, Lost, Restart, Score, Scored, ScoreResult, ScoreTask
+from areal_async.rollout.session import Session
+from areal_async.rollout.workflow import Prompt, Sample
 from areal_async.testing.recipes import scripted
 from areal_async.wire import beats
 
@@ -178,6 +181,58 @@ async def test_the_run_says_that_its_checks_wait_for_a_worker(make_config: Make,
     assert "reward worker rewards.0 is lost (rewards.0 (pid" in said
     assert ") and starts again at" in said
     assert "checks wait for a place in 0 of 1 reward workers" in said
+
+
+HANGING_REWARD = """
+import time
+
+def reward(response):
+    kind = int(response) % 4
+    while kind == 1:
+        pass
+    if kind == 3:
+        time.sleep(3600)
+    return float(kind)
+"""
+
+
+async def test_while_half_of_the_checks_hang_all_get_their_verdicts_and_the_run_goes_on(
+    make_config: Make, tmp_path: Path
+) -> None:
+    """tools/bench/rewards_lag.py is this with more checks, and measures the loop."""
+    (tmp_path / "hanging.py").write_text(HANGING_REWARD)
+
+    class Rewarded:
+        async def run(self, session: Session, prompt: Prompt) -> Sample:
+            return Sample.single(prompt.token_ids, await session.generate(prompt.token_ids), reward=0.5)
+
+    config = make_config(
+        *LONG, "reward.function=hanging:reward", "reward.workers=2", "reward.concurrent=2", "reward.timeout_s=0.6"
+    )
+    async with Controller(config, workflow=Rewarded(), recipes=scripted(step_s=0.02)) as run:
+        steps, asked = 0, None
+
+        async def check(number: int) -> ScoreResult:
+            task = ScoreTask(
+                sample=f"check {number}", attempt=0, prompt="", answer=None, finish="stop", columns={},
+                response=str(number),
+            )  # fmt: skip
+            return await run._parts._checks.check(task, np.zeros(0, np.int32))
+
+        async with asyncio.timeout(40):
+            async for _ in run.steps():
+                steps += 1
+                if asked is None:
+                    asked, steps = asyncio.gather(*map(check, range(60))), 0
+                elif asked.done():
+                    run.stop()
+        assert asked is not None
+        results = await asked
+    for number, result in enumerate(results):
+        assert (result.verdict, result.reward) == (("timeout", 0.0) if number % 2 else ("given", float(number % 4)))
+        assert result.seconds < 20
+    assert steps > 10
+    assert run._parts._checks.repeated == 0
 
 
 def workers_of_this_process() -> list[int]:
