@@ -11,9 +11,9 @@ from typing import Final, TypeAlias
 import msgspec
 
 from areal_async.rewards.math import sets, symbolic
-from areal_async.rewards.math.arithmetic import expression, negative, product, quotient, total
+from areal_async.rewards.math.arithmetic import ZERO, expression, negative, product, quotient, total
 from areal_async.rewards.math.grammar import NAMED_FUNCTIONS
-from areal_async.rewards.math.units import DEGREE
+from areal_async.rewards.math.units import DEGREE, unit_of
 from areal_async.rewards.math.values import (
     EXPRESSIONS,
     Based,
@@ -41,6 +41,8 @@ from areal_async.rewards.math.values import (
 
 MAX_COMPARISONS: Final = 400
 """Of two parts, in one comparison (unordered things are matched by trying)."""
+LONGEST_PRODUCT: Final = 3
+"""Letters that may be variables next to each other and no word."""
 SIGNIFICANT: Final = 3
 """Digits that a rounded decimal must show: 0.000000 is no rounding of 1/2^99."""
 
@@ -95,7 +97,7 @@ class _Comparison:
             case Text(), _:
                 return one.letters is not None and self.same(one.letters, other)
             case Time(), Time():
-                return one.parts == other.parts
+                return one.parts == other.parts and (one.half == other.half or "" in (one.half, other.half))
             case Time() | Ratio(), _:
                 return self._ratio(one, other)
             case Based(), Based():
@@ -155,6 +157,8 @@ class _Comparison:
             return self.same(_converted(one), _converted(other))
         if self.same(one.amount, other):
             return True
+        if (measured := _measured(other)) is not None:
+            return self.same(one, measured)
         if one.unit != DEGREE or not isinstance(one.amount, EXPRESSIONS):
             return False
         return self.same(expression(one), other)
@@ -165,6 +169,8 @@ class _Comparison:
             theirs = _ratio_parts(other)
             if len(mine) != len(theirs):
                 return False
+            if ZERO in (mine[0], theirs[0]):
+                return self._all(mine, theirs)
             pairs = zip(mine, theirs, strict=True)
             return all(self.same(product((a, theirs[0])), product((b, mine[0]))) for a, b in pairs)
         if len(mine) != 2 or not isinstance(other, EXPRESSIONS):
@@ -322,7 +328,7 @@ def _order(value: Value) -> int:
 
 def _only_letters(text: Text) -> bool:
     """No word, for sure: yx is xy, but cat isn't act."""
-    return len(text.words) == 2 or (len(text.words) == 3 and not set(text.words) & set("aeiou"))
+    return len(text.words) <= LONGEST_PRODUCT and set("aeiou").isdisjoint(text.words.lower())
 
 
 def _is_name(side: Value) -> bool:
@@ -366,6 +372,15 @@ def _converted(quantity: Quantity) -> Value:
     if not isinstance(quantity.amount, EXPRESSIONS):
         return quantity
     return product((quantity.amount, Number(quantity.unit.factor)))
+
+
+def _measured(value: Value) -> Quantity | None:
+    """5 m, where it was read as 5 times m."""
+    if not isinstance(value, Product):
+        return None
+    *amount, last = value.factors
+    unit = unit_of(last.name) if isinstance(last, Symbol) else None
+    return None if unit is None else Quantity(product(amount), unit)
 
 
 def _ratio_parts(value: Ratio | Time) -> tuple[Expression, ...]:

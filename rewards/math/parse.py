@@ -16,7 +16,7 @@ from areal_async.rewards.math.values import EXPRESSIONS, Percent, Quantity, Text
 MAX_CHARACTERS: Final = 5_000
 LONGEST_PRODUCT: Final = 3  # letters that are more likely variables than a word
 _SIMPLE = re.compile(r"([-+]?\d{1,400})(?:\.(\d{1,400}))?\Z", re.ASCII)
-_TIME = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?\Z", re.ASCII)
+_TIME = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?(?: ?([ap])\.? ?m\.?)?\Z", re.ASCII | re.IGNORECASE)
 _SHORT_WORDS: Final = frozenset(lexer.words("no on yes off odd not and or one two six ten"))
 _LETTER_RUN = re.compile(r"[A-Za-z]{2,6}\Z", re.ASCII)
 _WORDS = re.compile(r"[^\W\d_]+(?:[ '’-]+[^\W\d_]+)*[.!]?\Z")
@@ -53,7 +53,8 @@ def _read(text: str) -> Value | None:
     if _LETTER_RUN.match(text) and not lexer.is_named(text):
         return _worded(text)
     if clock := _TIME.match(text):
-        return Time(tuple(int(part) for part in clock.groups() if part is not None))
+        parts = tuple(int(part) for part in clock.groups()[:3] if part is not None)
+        return Time(parts, f"{clock[4]}m".lower() if clock[4] else "")
     return _mathematics(text)
 
 

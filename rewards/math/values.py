@@ -144,9 +144,10 @@ class Ratio(Value, frozen=True):
 
 
 class Time(Value, frozen=True):
-    """A clock's 12:00 (which may also be the ratio of 12 and 0)."""
+    """A clock's 12:00 (which may also be the ratio of 12 and 0). half: "am", "pm" or ""."""
 
     parts: tuple[int, ...]
+    half: str = ""
 
 
 class Based(Value, frozen=True):
