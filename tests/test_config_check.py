@@ -479,4 +479,4 @@ def test_code_without_a_jail(project, monkeypatch, capsys):
     told = capsys.readouterr().out
     assert re.search("\nmodel-written code runs in: own session, rlimits", told)
     assert "\nWARNING: without bubblewrap: " in told
-    assert found("reward.function=exact", "data.answer_key=tests")[0].startswith("mine.yaml")  # exact asks for no jail
+    assert found("reward.function=mine:tidy") == []  # asks for no jail

@@ -18,6 +18,8 @@ from areal_async.rollout.values import Json
 
 LINE_BYTES: Final = 256 << 20  # the longest line; the tests of a problem can be tens of megabytes
 
+OWN: Final = ("completion", "prompt", "finish", "answer")  # keys that are no columns
+TESTS: Final = "tests"
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 ELSEWHERE: Final = ("response", "output", "generation", "text", "solution")  # what others call a completion
 FINISHES: Final[dict[Json, FinishReason]] = {None: "stop", "stop": "stop", "length": "length"}
@@ -108,10 +110,16 @@ def _task(number: int, completion: str, values: dict[str, msgspec.Raw], plain: d
         prompt=prompt or "",
         answer=answer_text(answer, "answer", written),
         finish=FINISHES[finish],
-        columns={
-            key: packed(key, value)
-            for key, value in plain.items()
-            if key not in ("completion", "prompt", "finish", "answer")
-        },
+        columns={key: _column(key, plain[key], values[key]) for key in plain if key not in OWN},
         response=completion,
     )
+
+
+def _column(key: str, value: Json, written: msgspec.Raw) -> msgspec.Raw:
+    try:
+        return packed(key, value)
+    except DataError:
+        if key != TESTS:
+            raise
+        # A number of more than 64 bits, as in the tests of a factorial: `code` reads text of JSON as what it says
+        return packed(key, bytes(written).decode())
