@@ -117,7 +117,7 @@ def _says_something(gold: str, cleaned: Cleaned, value: Value | None) -> bool:
 # ---------------------------------------------------------------------------------------------------------- by text
 
 _LETTER = re.compile(r"(?:\(([A-J])\)|([A-J])(?:\s*[.:)]|\Z))\s*(.*)\Z", re.DOTALL)
-_SPACE_BETWEEN = re.compile(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])|(?<=[0-9]) (?=[A-Za-z])")
+_SPACE_BETWEEN = re.compile(r"(?<![A-Za-z0-9.]) | (?![A-Za-z0-9])|(?<=[0-9]) (?=[A-Za-z])")
 
 
 def _letter(text: str, *, alone: bool) -> str | None:

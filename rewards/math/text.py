@@ -378,6 +378,7 @@ _NO_UNIT = words_of(
     "times plus minus over dozen am pm"
 )
 _WORD = re.compile(r"[A-Za-z]+")
+_LABEL = re.compile(r"[A-Za-z ,.'()-]*\Z")
 _LONG_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{4,}")
 _PARTS = re.compile(rf"{START}[^{END}]*{END}(?:\^\{{?-?\d\}}?)?|[A-Za-z]+(?:\^\{{?-?\d\}}?)?|/|\*|\\cdot")
 _SINGLE = re.compile(r"[A-Za-z](?:\^\{?-?\d\}?)?\Z")
@@ -456,12 +457,14 @@ def _counts(text: str) -> bool:
 
 
 def _is_label(text: str, wrapped: bool, *, spaced: bool) -> bool:
-    """What is counted: `\text{ apples}`, or plain words of four letters and more."""
-    words = [word.lower() for word in _WORD.findall(text)]
-    if not words or not _NO_UNIT.isdisjoint(words) or not FUNCTIONS.isdisjoint(words):
-        return not words and wrapped
+    r"""What is counted: `\text{ apples}`, or plain words of four letters and more; nothing at all in a wrapper, too."""
+    words = _WORD.findall(text)
+    if not words:
+        return wrapped and not text.strip()
+    if not _NO_UNIT.isdisjoint(map(str.lower, words)) or not FUNCTIONS.isdisjoint(words) or not words[0][1:].islower():
+        return False
     if wrapped:
-        return len(words[0]) > 1
+        return len(words[0]) > 2 and _LABEL.match(text) is not None
     return spaced and len(words[0]) > 3 and text.replace(" ", "").isalpha()
 
 

@@ -123,7 +123,8 @@ DIFFERENT = [
     (r"5 \text{ cm}", r"5 \text{ cm}^2"),
     (r"5 \text{ kg}", r"5 \text{ km}"), (r"\$5", r"5 \text{ cents}"), (r"90^\circ", "91"), ("5m", "5"),
     ("2x", r"2 \text{ cm}"),
-    (r"60\text{ minutes}", r"1 \text{ minute}"), ("3:00 PM", "3:00 AM"), (r"30^\circ", r"\frac{1}{2}"),
+    (r"60\text{ minutes}", r"1 \text{ minute}"), ("3:00 PM", "3:00 AM"), ("5", r"5\text{ feet 10 inches}"),
+    ("2", r"2\mathrm{AB}"), ("3.15", "3. 15"), ("0.3", "0.3*"), (r"30^\circ", r"\frac{1}{2}"),
     # tuples, lists, sets, intervals
     ("(1,2)", "(2,1)"), ("(1,2)", "(1,2,3)"), ("(1,2)", "1"), ("1,2", "1"), ("1,2", "1,3"), ("1,2", "1,2,3"),
     (r"\{1,2\}", r"\{1\}"),
