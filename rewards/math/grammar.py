@@ -98,38 +98,44 @@ class Parser(Reader):
     # ----------------------------------------------------------------------------------------- lists and relations
 
     def whole(self) -> Value:
-        value = self._list()
+        value = self._spread_list()
         if self._next.kind != "end":
             raise Unreadable(f"{self._next.text} at a place where it means nothing")
         return value
 
-    def _list(self) -> Value:
-        items = self._item()
+    def _spread_list(self) -> Value:
+        """A list in which what has a ± stands for both."""
+        return self._list(self._spread)
+
+    def _plain_list(self) -> Value:
+        """A list in which a ± belongs to something larger: (1, ±2) is two pairs."""
+        return self._list(lambda: [self._relation()])
+
+    def _list(self, item: Callable[[], list[Value]]) -> Value:
+        items = item()
         joined = "sign"
         while self._at(",", ";", "\\lor", "\\land"):
             joined = {"\\lor": "or", "\\land": "and"}.get(self._take().text, ",")
-            items += self._item()
+            items += item()
             if len(items) > MAX_ITEMS:
                 raise Unreadable("too many items")
         return items[0] if len(items) == 1 else Listing(tuple(items), joined)
 
-    def _item(self) -> list[Value]:
-        """One item of a list; several where it has a ±."""
-        if self._depth:
-            return [self._relation()]
+    def _spread(self) -> list[Value]:
+        """One item, or several where it has a ±: all combinations, but both or neither where there is a ∓."""
+        outer = self._signs, self._seen
         start = self._index
         self._signs, self._seen = (1,) * MAX_SIGNS, 0
         found = [self._relation()]
-        end = self._index
-        if not self._seen:
-            return found
+        end, seen = self._index, self._seen
         tied = any(token.text == "\\mp" for token in self._tokens[start:end])
-        for signs in list(combinations((1, -1), repeat=1 if tied else self._seen))[1:]:
+        for signs in list(combinations((1, -1), repeat=min(seen, 1) if tied else seen))[1:]:
             self._index, self._seen = start, 0
             self._signs = signs * MAX_SIGNS if tied else signs
             other = self._relation()
             if other not in found:
                 found.append(other)
+        self._signs, self._seen = outer
         return found
 
     def _sign(self, token: Token) -> int:
@@ -361,7 +367,7 @@ class Parser(Reader):
 
     def _bracketed(self) -> tuple[Value, ...]:
         self._expect("(")
-        items = _items(self._deeper(self._list))
+        items = _items(self._deeper(self._plain_list))
         self._expect(")")
         return items
 
@@ -454,16 +460,9 @@ class Parser(Reader):
         raise Unreadable(f"{sign} at a place where it means nothing")
 
     def _brackets(self, opening: str) -> Value:
-        if opening == "\\{" and self._accept("\\}"):
-            return Set(())
-        inside = self._deeper(self._list, in_bars=opening == "\\{")
         if opening == "\\{":
-            if self._accept("|", ":"):  # {x | x > 1}
-                inside = self._deeper(self._list)
-                self._expect("\\}")
-                return inside
-            self._expect("\\}")
-            return Set(_items(inside))
+            return self._braces()
+        inside = self._deeper(self._plain_list)
         items = _items(inside)
         closing = self._expect(")", "]", "\\rangle").text
         if len(items) == 2 and opening in "([" and closing in ")]" and opening + closing != "()":
@@ -471,6 +470,18 @@ class Parser(Reader):
         if _OPENING[opening] != closing:
             raise Unreadable("brackets that don't belong together")
         return items[0] if len(items) == 1 and opening != "\\langle" else Tuple(items)
+
+    def _braces(self) -> Value:
+        """{1, 2}, or {x | x > 1}, which is its condition."""
+        if self._accept("\\}"):
+            return Set(())
+        inside = self._deeper(self._spread_list, in_bars=True)
+        if self._accept("|", ":"):
+            condition = self._deeper(self._plain_list)
+            self._expect("\\}")
+            return condition
+        self._expect("\\}")
+        return Set(inside.items if isinstance(inside, Listing) else (inside,))
 
     def _matrix(self) -> Value:
         kind = self._environment()

@@ -64,7 +64,7 @@ _COMMANDS: Final = frozenset(
         "begin end overline dot bar hat mathbb det tilde widehat overrightarrow"
     )
 )
-_DROPPED: Final = frozenset(words("left right displaystyle quad qquad limits big Big bigg Bigg vec angle"))
+_DROPPED: Final = frozenset(words("left right displaystyle quad qquad limits big Big bigg Bigg vec angle triangle"))
 _PLAIN_NAMES = sorted([*FUNCTIONS, "sqrt", "pi", "infty", "oo"], key=len, reverse=True)
 _NAMES = re.compile("|".join(_PLAIN_NAMES))
 

@@ -180,6 +180,9 @@ lists:
 sets:
     \{1,1,2\}  same  \{2,1\}
     \{5\}  same  5
+    \{1\pm\sqrt{5},-2\}  same  1+\sqrt5, 1-\sqrt5, -2
+    (1, \pm 2)  same  (1,2), (1,-2)
+    a \pm b \mp c  same  a+b-c, a-b+c
     \emptyset  same  \{\}
     \{\sqrt4, 3\}  same  \{3,2\}
 intervals:
