@@ -17,6 +17,7 @@ What always holds:
 
 import array
 import contextlib
+import errno
 import gc
 import math
 import os
@@ -63,10 +64,11 @@ def main(arguments: list[str]) -> int:
     except RewardError as error:
         worker.sendall(pack(Ready(str(error))))
         return 1
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end of the worker is the end of this, with its groups removed
+    groups = Cgroups(limits.places(spec), spec.limits.processes)
     worker.sendall(pack(Ready("")))
     gc.collect()
     gc.freeze()  # what is loaded stays in pages that the checks share
-    groups = Cgroups(limits.places(spec), spec.limits.processes)
     try:
         ForkServer(worker, spec, grader, decode, groups).serve()
     finally:
@@ -298,15 +300,15 @@ class ForkServer:
             self._groups.enter(place)
             process_tree.become_subreaper()
             os.setsid()
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
             for descriptor in inherited:
                 os.close(descriptor)
             os.dup2(output, 1)
             os.dup2(output, 2)
             with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
                 file.write(OOM_SCORE)
-            os.nice(limits.CHECK_NICE)
-            limits.nice_session("self", limits.CHECK_NICE)
+            limits.lower_own()
             limits.set_limits(self._limits, self._address_bytes, self._most_processes)
             check = os.getpid()
             found = self._graded(job)
@@ -321,7 +323,7 @@ class ForkServer:
         except BaseException as error:  # also SystemExit: a check that leaves has not given a reward
             limits.spare_memory()
             why = traceback.format_exc()
-            if isinstance(error, MemoryError):
+            if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
                 why += limits.out_of_memory(self._limits.memory_mib)
             return Outcome("crash", why[-WHY_CHARACTERS:])
         return msgspec.structs.replace(

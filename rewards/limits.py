@@ -23,12 +23,11 @@ SLOW_S: Final = 0.5
 SLOW_PLACES: Final = 4
 """For each quick place so many slow ones; when they are taken, a slow check keeps its quick place."""
 
-CHECK_NICE: Final = 5  # servers and trainers first: a run waits for them, hardly ever for a check
+CHECK_NICE: Final = 5  # added to the worker's: a run waits for servers and trainers, hardly ever for a check
 SLOW_NICE: Final = 10  # a third of the share of a quick one; much less, and it would miss its deadline under load
+LOWEST_NICE: Final = 19
 
-LOOK_S: Final = (
-    0.025  # between looks at a check, the first at that age: a bomb makes some 10 processes in a millisecond
-)
+LOOK_S: Final = 0.025  # between looks at a check, the first at that age: a bomb makes 10 processes in a millisecond
 FILES_S: Final = 0.25  # between looks at memory files, which hardly any check has
 EXACT_SHARE: Final = 10  # an exact look at a large check's memory takes milliseconds: at most one in so many goes there
 SPARE_BYTES: Final = 64 << 20  # a check that ran out of memory may still say so
@@ -84,11 +83,17 @@ def mapped_bytes() -> int:
 
 def lower(pid: int) -> None:
     """Let quick checks go before this one, with all it has started and will start."""
+    nice = os.getpriority(os.PRIO_PROCESS, 0) + SLOW_NICE
     for process in (pid, *process_tree.walk(pid)):
         with contextlib.suppress(OSError):  # it has just ended
             for thread in os.listdir(f"/proc/{process}/task"):
-                os.setpriority(os.PRIO_PROCESS, int(thread), SLOW_NICE)
-        nice_session(process, SLOW_NICE)
+                os.setpriority(os.PRIO_PROCESS, int(thread), nice)
+        nice_session(process, nice)
+
+
+def lower_own() -> None:
+    """For a check, before it begins."""
+    nice_session("self", os.nice(CHECK_NICE))
 
 
 def nice_session(process: int | str, nice: int) -> None:
@@ -97,7 +102,7 @@ def nice_session(process: int | str, nice: int) -> None:
         contextlib.suppress(OSError),  # not this kernel's, or not allowed twice in 0.1 s: a courtesy, no guarantee
         open(f"/proc/{process}/autogroup", "wb", buffering=0) as file,
     ):
-        file.write(str(nice).encode())
+        file.write(str(min(nice, LOWEST_NICE)).encode())
 
 
 class Watch:

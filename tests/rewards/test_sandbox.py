@@ -12,8 +12,10 @@ import msgspec
 import psutil
 import pytest
 
+from areal_async import process_tree
 from areal_async.errors import RewardError
 from areal_async.messages import RewardSpec, ScoreResult, ScoreTask
+from areal_async.rewards import limits
 from areal_async.rewards.sandbox import Sandbox
 
 SpecOf = Callable[..., RewardSpec]
@@ -93,17 +95,34 @@ def test_all_that_a_check_started_ends_with_it(
 
 @pytest.mark.slow
 def test_a_slow_check_delays_nobody_else(spec_of: SpecOf, task_of: TaskOf, encode: Encode) -> None:
-    with Sandbox(spec_of("mixed", timeout_s=3.0, concurrent=3)) as sandbox:
-        for number in (0, 1):
+    """Also where more of them hang than there are places, and came first."""
+    with Sandbox(spec_of("mixed", timeout_s=4.0, concurrent=2)) as sandbox:
+        for number in range(6):
             sandbox.submit(number, task_of(), encode("slow"))
-        for number in range(2, 32):
+        for number in range(6, 36):
             sandbox.submit(number, task_of(), encode("fast"))
         begin = time.monotonic()
         quick = [sandbox.next_result() for _ in range(30)]
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 3
         assert [found[1].verdict for found in quick if found] == ["given"] * 30
-        slow = [sandbox.next_result() for _ in range(2)]
-        assert sorted((found[0], found[1].verdict) for found in slow if found) == [(0, "timeout"), (1, "timeout")]
+        slow = [sandbox.next_result() for _ in range(6)]
+        assert sorted((found[0], found[1].verdict) for found in slow if found) == [(n, "timeout") for n in range(6)]
+
+
+@pytest.mark.slow
+def test_there_is_an_end_to_slow_places(spec_of: SpecOf, task_of: TaskOf, encode: Encode) -> None:
+    spec = spec_of("mixed", timeout_s=3.0, concurrent=1)
+    with Sandbox(spec) as sandbox:
+        for number in range(8):
+            sandbox.submit(number, task_of(), encode("slow"))
+        most, begin = 0, time.monotonic()
+        while time.monotonic() - begin < 2.9:
+            most = max(most, len(process_tree.children(sandbox.pid)))
+            time.sleep(0.05)
+        assert most == limits.places(spec)
+        nices = {os.getpriority(os.PRIO_PROCESS, pid) for pid in process_tree.children(sandbox.pid)}
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert max(nices) == min(own + limits.SLOW_NICE, limits.LOWEST_NICE)
 
 
 def test_the_end_of_a_check_leaves_the_daemons_of_the_others(
