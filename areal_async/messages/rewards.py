@@ -44,13 +44,17 @@ class MathOptions(Options, frozen=True, kw_only=True):
 
     last_number: Annotated[
         bool,
-        Meta(description="Where there is neither a box nor `####`: take the last number (a line like `x = 5` too)."),
+        Meta(
+            description="Where there is neither a box nor `####`: take the last line if it is an answer and no prose "
+            "(`x = 5`), else the last number. Without it only a whole response that is nothing but an answer counts."
+        ),
     ] = False
     thinking: Annotated[
         Literal["auto", "required", "off"],
         Meta(
-            description="auto: the answer comes after the last `</think>` if there is a `<think>` (also one that the "
-            "prompt ends with), else anywhere. required: without `</think>` there is no answer. off: tags are text."
+            description="auto: the answer comes after the last `</think>`; where a `<think>` (also one that the prompt "
+            "ends with) has no end, there is none; without tags it comes anywhere. required: without `</think>` there "
+            "is no answer. off: tags are text."
         ),
     ] = "auto"
     bare_percent: Annotated[

@@ -14,7 +14,7 @@ from areal_async.messages import MathOptions, RewardSpec
 from areal_async.rewards.math.answers import Found, find, find_in_gold, spoken
 from areal_async.rewards.math.compare import Policy, equal
 from areal_async.rewards.math.parse import parse
-from areal_async.rewards.math.text import Cleaned, read, split, words_of
+from areal_async.rewards.math.text import Cleaned, read, words_of
 from areal_async.rewards.math.values import Value
 from areal_async.rewards.verdicts import Check, Grader, Outcome
 
@@ -49,8 +49,9 @@ class _MathGrader:
         if found is None:
             return Outcome("no_answer", self._where())
         outcome = self._compared(cleaned, value, found.text)
-        if outcome.verdict == "wrong" and len(found.boxes) > 1 and len(found.boxes) == len(split(cleaned.text)):
-            outcome = self._compared(cleaned, value, ", ".join(found.boxes))
+        if outcome.verdict == "wrong" and len(found.boxes) > 1:
+            together = self._compared(cleaned, value, ", ".join(found.boxes))
+            return together if together.verdict == "right" else outcome
         return outcome
 
     def _find(self, check: Check, gold: str) -> Found | None:

@@ -43,6 +43,7 @@ def answer(response: str, options: MathOptions = BOX_ONLY, *, cut: bool = False)
         ("#### 72", "72"),
         ("It is\n#### -3\nand more", "-3"),
         ("#### Step 3\nand then prose", None),
+        ("#### 3\nno, it is\n#### 4", "4"),
         (r"#### 5" "\n" r"\boxed{6}", "6"),
         ("42", "42"),
         ("-3", "-3"),
@@ -93,6 +94,19 @@ def test_where_the_last_number_counts(response: str, expected: str | None) -> No
 )  # fmt: skip
 def test_a_gold_may_be_a_whole_solution(gold: str, expected: str) -> None:
     assert find_in_gold(gold) == expected
+
+
+def test_boxes_of_one_sentence_stand_together() -> None:
+    for response, expected in (
+        (r"$x=\boxed{2}$ and $y=\boxed{3}$.", ("2", "3")),
+        (r"\boxed{2}. So \boxed{3}", ("3",)),
+        (r"\boxed{2}" + " and so on" * 10 + r" \boxed{3}", ("3",)),
+        (r"\boxed{\boxed{5}}", (r"\boxed{5}",)),
+        (r"\boxed{1}, \boxed{}, \boxed{2}", ("1", "2")),
+    ):
+        found = find(response, "", BOX_ONLY, cut=False)
+        assert found is not None
+        assert found.boxes == expected
 
 
 def test_a_box_is_as_long_as_it_is() -> None:

@@ -108,6 +108,8 @@ def test_m12_thoughts_are_no_answer_and_a_template_may_begin_them() -> None:
     assert outcome(off, "5", r"no tags at all, \boxed{5}").verdict == "right"
     assert outcome(off, "5", r"<think> \boxed{5}").verdict == "right"
     assert outcome(auto, "5", r"no tags at all, \boxed{5}").verdict == "right"
+    assert outcome(auto, "5", r"a</think> \boxed{6} or</think> \boxed{5}").verdict == "right"
+    assert outcome(auto, "6", r"a</think> \boxed{6} or</think> so").verdict == "no_answer"
     assert outcome(required, "5", r"no tags at all, \boxed{5}").verdict == "no_answer"
     assert outcome(required, "5", r"thought </think> \boxed{5}").verdict == "right"
     for graded in (auto, required):
@@ -127,12 +129,15 @@ def test_m13_a_gold_that_says_nothing_is_never_a_reward(graded: Grader) -> None:
             assert outcome(graded, gold, response).verdict == "bad_data", gold
 
 
-def test_m09_several_boxes_are_one_answer_only_where_the_gold_has_as_many_parts(graded: Grader) -> None:
+def test_m09_the_boxes_of_one_sentence_may_be_one_answer_of_several_parts(graded: Grader) -> None:
     said = r"Either way, $x=\boxed{2}$ or $x=\boxed{3}$."
     found = outcome(graded, "2, 3", said)
     assert (found.verdict, found.extracted) == ("right", "2, 3")
     assert outcome(graded, "3", said).verdict == "right"  # the last one counts
     assert outcome(graded, "2", said).verdict == "wrong"
+    assert outcome(graded, "(2, 3)", said).verdict == "right"
+    assert outcome(graded, "(3, 2)", said).verdict == "wrong"
+    assert outcome(graded, r"\{3, 2\}", said).verdict == "right"
     assert outcome(graded, "2, 3", r"First \boxed{2}. Then \boxed{3}.").verdict == "wrong"
     assert outcome(graded, "2, 3", r"\boxed{1}, \boxed{2} and \boxed{3}").verdict == "wrong"
 
