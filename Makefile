@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(EXTRA)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help env quickstart smollm2 test test-fast lint docs bench clean
+.PHONY: help env bubblewrap quickstart smollm2 test test-fast lint docs bench clean
 
 help:
 	@echo "make quickstart   environment, then train a small model (a few minutes on 2 cores)"
@@ -35,10 +35,14 @@ quickstart: env
 smollm2: env
 	$(BIN)/python tools/make_smollm2.py
 
-test: env
+# What the tests of model-written code need; a run needs it only for `reward.function: code`.
+bubblewrap:
+	tools/bring_bubblewrap.sh
+
+test: env bubblewrap
 	$(PYTEST) -m "not gpu"
 
-test-fast: env
+test-fast: env bubblewrap
 	$(PYTEST) -m "not slow and not gpu"
 
 lint: env
