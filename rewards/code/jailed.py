@@ -67,7 +67,7 @@ class Launcher:
 
     @classmethod
     def of(cls, options: RewardOptions) -> Self:
-        source = Path(__file__).with_name("runner.py").read_text()
+        source = Path(__file__).with_name("runner.py").read_bytes()  # bytes: the locale must not matter
         held = options.sandbox == "bubblewrap"
         return cls(
             jail.command([jail.interpreter(), *FLAGS, "-c", BOOT], options),

@@ -96,8 +96,18 @@ def serve(descriptor: int) -> Callable[[], None]:
             os.close(passed)
         if pid > 0:
             _, status = os.waitpid(pid, 0)
+            _reap()
             left = any(os.listdir(folder) for folder in watched)
             control.sendall(b"exit %d %d\n" % (os.waitstatus_to_exitcode(status), left))
+
+
+def _reap() -> None:
+    """In a process namespace of its own this is the first process, which inherits what others leave behind."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
 
 
 def _receive(control: _socket.socket) -> tuple[Any, list[int]]:
