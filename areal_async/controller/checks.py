@@ -3,7 +3,9 @@
 What always holds:
 - each check ends in exactly one `ScoreResult`; one that ends as `infrastructure` (its worker was lost, or could not
   make it) is made again, on another worker where there is one, `reward.retries` times; then that is its result: no
-  reward at all, never a wrong one. A check that was cancelled is not made again;
+  reward at all, never a wrong one. The last try shares its worker with no other last try: a check that ends its worker
+  or its sandbox each time takes those beside it with it, but none of them to the end. A check that was cancelled is not
+  made again;
 - a worker never has more checks than it has places, those included that were cancelled and that it is still busy with;
   checks that wait for a place get one in the order of asking, those that are made again before younger ones;
 - a worker that is gone, that nothing is heard of, or that has not answered a check long after its deadline, is told as
@@ -54,7 +56,7 @@ class _Life:
         self.child = child
         self.there = asyncio.Event()
         self.places = 0
-        self.asking: set[asyncio.Task[None]] = set()
+        self.asking: dict[asyncio.Task[None], _Try] = {}
         self.gone = False
 
     @property
@@ -65,16 +67,21 @@ class _Life:
     def is_free(self) -> bool:
         return self.works and len(self.asking) < self.places
 
+    @property
+    def has_last_try(self) -> bool:
+        return any(attempt.last for attempt in self.asking.values())
+
 
 class _Try:
     """One try at a check. number: of the check; a smaller one was asked for before. result: what its asker waits for.
-    not_by: the worker that the try before failed at."""
+    not_by: the worker that the try before failed at, "" for the first. last: it failed before, and isn't made again."""
 
-    def __init__(self, number: int, task: ScoreTask, tokens: Tokens, not_by: str) -> None:
+    def __init__(self, number: int, task: ScoreTask, tokens: Tokens, not_by: str, *, last: bool) -> None:
         self.number = number
         self.task = task
         self.tokens = tokens
         self.not_by = not_by
+        self.last = last
         self.by = ""
         self.result: asyncio.Future[ScoreResult] = asyncio.get_running_loop().create_future()
 
@@ -114,7 +121,7 @@ class Pool:
         self._joined = joined
         self._lost = lost
         self._lives: dict[str, _Life] = {}
-        self._waiting: dict[str, OrderedDict[int, _Try]] = {"": OrderedDict()}  # by the worker that may not take it
+        self._waiting: dict[tuple[str, bool], OrderedDict[int, _Try]] = {}  # by `not_by`, `last`; then by number
         self._checks = self._tries = 0
         self.repeated = 0
 
@@ -207,7 +214,7 @@ class Pool:
         self._checks += 1
         not_by = ""
         for left in reversed(range(self._config.retries + 1)):
-            attempt = _Try(number, task, tokens, not_by)
+            attempt = _Try(number, task, tokens, not_by, last=bool(not_by) and not left)
             result = await self._made(attempt)
             if result.verdict != "infrastructure" or not left:
                 return result
@@ -229,7 +236,7 @@ class Pool:
         return f"{count} checks wait for a place in {there} of {len(self._lives)} reward workers ({self.places} places)"
 
     async def _made(self, attempt: _Try) -> ScoreResult:
-        queue = self._waiting.setdefault(attempt.not_by, OrderedDict())
+        queue = self._waiting.setdefault((attempt.not_by, attempt.last), OrderedDict())
         queue[attempt.number] = attempt
         try:
             self._hand_out()
@@ -242,8 +249,9 @@ class Pool:
         while (found := self._next()) is not None:
             life, attempt = found
             self._tries += 1
+            attempt.by = life.name
             asking = self._crew.start(self._ask(life, attempt, self._tries), f"check of sample {attempt.task.sample}")
-            life.asking.add(asking)
+            life.asking[asking] = attempt
             asking.add_done_callback(partial(self._asked, life))
 
     def _next(self) -> tuple[_Life, _Try] | None:
@@ -251,7 +259,11 @@ class Pool:
         alone = sum(life.works for life in self._lives.values()) == 1
         free = [life for life in self._lives.values() if life.is_free]
         for life in sorted(free, key=lambda life: len(life.asking)):
-            queues = [queue for not_by, queue in self._waiting.items() if queue and (alone or not_by != life.name)]
+            queues = [
+                queue
+                for (not_by, last), queue in self._waiting.items()
+                if queue and (alone or not_by != life.name) and not (last and life.has_last_try)
+            ]
             if queues:
                 _, attempt = min(queues, key=lambda queue: next(iter(queue))).popitem(last=False)
                 return life, attempt
@@ -259,7 +271,6 @@ class Pool:
 
     async def _ask(self, life: _Life, attempt: _Try, number: int) -> None:
         """Ends when the worker has answered, also where nobody waits for that: it is busy with it until then."""
-        attempt.by = life.name
         task, limit_s = attempt.task, self._config.timeout_s + ANSWER_S
         try:
             async with asyncio.timeout(limit_s):
@@ -276,18 +287,16 @@ class Pool:
             self._lose(life, f"{why} (reward.timeout_s and {ANSWER_S:g} s). {life.child.why()}")
         except WireError as error:
             attempt.failed(str(error))
-        except asyncio.CancelledError:
-            if life.gone:
-                attempt.failed(f"{life.name} was lost while it had the check")
-            else:  # everything ends
-                attempt.result.cancel()
-            raise
         else:
             assert isinstance(answer, ScoreResult), f"{life.name} answered a check with {type(answer).__name__}"
             attempt.end(answer)
 
     def _asked(self, life: _Life, asking: asyncio.Task[None]) -> None:
-        life.asking.discard(asking)
+        attempt = life.asking.pop(asking)
+        if asking.cancelled() and life.gone:
+            attempt.failed(f"{life.name} was lost while it had the check")
+        elif asking.cancelled():  # everything ends
+            attempt.result.cancel()
         self._hand_out()
 
     def _tell_again(self, task: ScoreTask, worker: str, why: str) -> None:

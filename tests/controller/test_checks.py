@@ -68,6 +68,7 @@ class Bench:
         self.asked: list[Asked] = []
         self.ids: list[str] = []
         self.events: list[tuple[str, str]] = []
+        self.goodbyes: list[str] = []
         self.pool: Pool
 
     async def request(self, name: str, message: ScoreTask, arrays: object, *, id: str, deadline_s: float) -> Any:
@@ -81,7 +82,8 @@ class Bench:
             self.asked.remove(asked)
 
     def goodbye(self, name: str) -> None:
-        """Of the router: nobody is there who could hear it."""
+        """Of the router."""
+        self.goodbyes.append(name)
 
     async def start_child(self, spec: Any) -> Process:
         process = self.lives[spec.name] = Process(spec.name)
@@ -184,7 +186,7 @@ async def test_the_last_try_that_fails_is_the_result(tmp_path: Path, retries: in
 
 
 async def test_what_a_lost_worker_had_goes_to_the_other(tmp_path: Path) -> None:
-    async with bench(tmp_path) as it:
+    async with bench(tmp_path, retries=2) as it:
         tasks = [check(it.pool, str(number)) for number in range(4)]
         await it.settle()
         it.kill("rewards.0")
@@ -196,6 +198,31 @@ async def test_what_a_lost_worker_had_goes_to_the_other(tmp_path: Path) -> None:
             await it.settle()
         assert [task.result().verdict for task in tasks] == ["right"] * 4
         assert it.pool.repeated == 2
+
+
+@pytest.mark.parametrize("retries", [1, 2])
+async def test_a_check_that_ends_its_worker_each_time_takes_no_other_to_the_end(tmp_path: Path, retries: int) -> None:
+    async with bench(tmp_path, workers=1, places=4, retries=retries) as it:
+        tasks = [check(it.pool, str(number)) for number in range(7)]
+        while not all(task.done() for task in tasks):
+            await it.settle()
+            if any(asked.task.sample == "2" for asked in it.asked):
+                it.kill("rewards.0")
+                await it.settle()
+                it.pool.restart("rewards.0")
+            elif it.asked:
+                it.asked[0].say("right")
+        assert [task.result().verdict for task in tasks] == ["right"] * 2 + ["infrastructure"] + ["right"] * 4
+
+
+async def test_a_worker_that_is_lost_at_once_lets_nothing_fall(tmp_path: Path) -> None:
+    """In the same turn of the loop in which it was given the check."""
+    async with bench(tmp_path, workers=1, retries=0) as it:
+        task = check(it.pool, "1")
+        asyncio.get_running_loop().call_soon(it.pool.on_lost, "rewards.0", "it broke the protocol")
+        async with asyncio.timeout(5):
+            assert (await task).verdict == "infrastructure"
+        assert it.ids == []
 
 
 async def test_while_no_worker_is_there_checks_wait_for_the_next(tmp_path: Path) -> None:
@@ -278,8 +305,14 @@ async def test_a_worker_that_does_not_answer_in_time_is_given_up(
             while not it.events[2:]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert it.events[2:] == [("lost", "rewards.0")]
+        assert it.goodbyes == ["rewards.0"]  # the wire hears it no more, although it lives
         monkeypatch.setattr(checks, "ANSWER_S", 60.0)
+        old = it.lives["rewards.0"]
+        assert not old.ended.is_set()
+        it.pool.restart("rewards.0")
         await it.settle()
+        assert old.ended.is_set()
+        assert it.lives["rewards.0"] is not old
         task.cancel()
 
 
@@ -372,8 +405,16 @@ def look(it: Bench, retries: int) -> None:
     free = [life for life in lives if sum(asked.life is life for asked in it.asked) < it.places]
     waiting = it.pool._waiting
     for life in free:
-        takes = [not_by for not_by, queue in waiting.items() if queue and (not_by != life.name or len(lives) == 1)]
+        last = any(tries(it.ids, asked.id) == retries + 1 > 1 for asked in it.asked if asked.life is life)
+        takes = [
+            (not_by, is_last)
+            for (not_by, is_last), queue in waiting.items()
+            if queue and (not_by != life.name or len(lives) == 1) and not (is_last and last)
+        ]
         assert not takes, f"{life.name} has a free place, and checks wait that may not be made by {takes}"
+    for life in lives:
+        last_tries = [asked for asked in it.asked if asked.life is life and tries(it.ids, asked.id) == retries + 1 > 1]
+        assert len(last_tries) < 2
 
 
 # ------------------------------------------------------------------------------------------------------ without a core

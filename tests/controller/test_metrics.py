@@ -27,6 +27,7 @@ from areal_async.messages import (
     EvaluationDone,
     Failed,
     Forget,
+    Joined,
     Lost,
     Published,
     Restart,
@@ -39,6 +40,7 @@ from areal_async.messages import (
     Swapped,
     Train,
     TrainSample,
+    Woke,
 )
 from areal_async.report import price_of_age
 from areal_async.rollout.session import Session
@@ -324,6 +326,22 @@ def test_servers_that_come_and_go(watch: Callable[..., Watched]) -> None:
     assert row.rollout_idle_share == pytest.approx(1 - 10 / 20)
     assert row.both_busy_share == pytest.approx(4 / 20)
     assert (row.restarts, row.continued, row.tokens_inferred, row.swap_pause_s) == (1, 2, 30, 2.0)
+
+
+def test_reward_workers_that_come_and_go(watch: Callable[..., Watched]) -> None:
+    watched = watch()
+    watched.samples["0.0"] = kept([0])
+    watched.tell(
+        Lost(at=1.0, peer="rewards", id="rewards.0", why=""), [],
+        Woke(at=2.0), [Restart(peer="rewards", id="rewards.0", why="")],
+        Joined(at=3.0, peer="rewards", id="rewards.0"), [train(0, ["0.0"])],
+    )  # fmt: skip
+    watched.repeated = 3
+    row = watched.step(0, 4.0)
+    assert (row.reward_restarts, row.checks_again, row.restarts) == (1, 3, 0)
+    watched.tell(published(5.0, 1), [train(1, ["0.0"])])
+    row = watched.step(1, 6.0)
+    assert (row.reward_restarts, row.checks_again) == (0, 0)
 
 
 # --------------------------------------------------------------------------------------------------------- whole runs
