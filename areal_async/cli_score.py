@@ -304,10 +304,11 @@ async def _in_thread(call: Callable[[], Value]) -> Value:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this like Ctrl-C: workers and files are cleaned up. (Ctrl-C is the loop's own.)"""
+    """Cancel the task that runs this, which ends workers and removes files; no second signal is needed."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    # nohup means what it says
+    numbers = [signal.SIGINT, signal.SIGTERM, *[signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)]
     for number in numbers:
         loop.add_signal_handler(number, task.cancel)
     try:

@@ -388,8 +388,8 @@ def test_a_reader_that_has_enough(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(folder: Path) -> None:
-    """150 MB of records; those behind one that sleeps are read on until the window is full."""
-    row = json.dumps({"completion": "x" * 100_000, "answer": "y"}).encode() + b"\n"
+    """200 MB of records; those behind one that sleeps are read on until the window is full."""
+    row = json.dumps({"completion": "x" * 1_000_000, "answer": "y"}).encode() + b"\n"
     command = [*PROGRAM, "--reward", "my_rewards:reward", "-", "--timeout", "2", "--workers", "2"]
     with (
         open(folder / "out.jsonl", "wb") as output,
@@ -398,11 +398,66 @@ def test_memory_does_not_grow_with_the_file(folder: Path) -> None:
         assert process.stdin
         assert process.stderr
         process.stdin.write(b'{"completion": "sleep"}\n')
-        for _ in range(1500):
+        for _ in range(200):
             process.stdin.write(row)
         status = Path(f"/proc/{process.pid}/status").read_text()
         process.stdin.close()
         assert process.wait(60) == 0
-        assert b"wrong 1,500, timeout 1" in process.stderr.read()
+        assert b"wrong 200, timeout 1" in process.stderr.read()
     peak_mib = next(int(entry.split()[1]) for entry in status.split("\n") if entry.startswith("VmHWM")) / 1024
     assert peak_mib < 250
+
+
+@pytest.mark.slow
+def test_mathematics_with_what_can_not_be_computed(folder: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"completion": "so \\boxed{\\frac{1}{2}}", "answer": "0.5"},
+        {"completion": "\\boxed{9^{9^{9^{9^9}}}}", "answer": "1"},
+        {"completion": "\\boxed{1000000!}", "answer": "(10^6)!+1"},
+        {"completion": "\\boxed{" * 2000, "answer": "1"},
+        {"completion": "I can't say", "answer": "1"},
+        {"completion": "\\boxed{1}", "answer": "as above"},
+        {"completion": "x = 5", "answer": 5},
+    ]
+    write_rows(folder / "rows.jsonl", rows * 4)
+    done = run("--reward", "math", "rows.jsonl", "--timeout", "5", "--workers", "2", "math.last_number=true")
+    assert done.returncode == 0, done.stderr
+    lines = lines_of(done.stdout)
+    assert [line["id"] for line in lines] == list(range(1, 29))
+    expected = ["right", "wrong", "wrong", "no_answer", "no_answer", "bad_data", "right"]
+    verdicts = [str(line["verdict"]) for line in lines]
+    assert [verdicts[row].replace("timeout", "wrong") for row in range(28)] == expected * 4
+    assert all(float(str(line["seconds"])) < 6 for line in lines)
+    assert [line["extracted"] for line in lines[:2]] == ["\\frac{1}{2}", "9^{9^{9^{9^9}}}"]
+    assert left_in(folder) == []
+
+
+@pytest.mark.slow
+def test_code_that_does_what_it_may_not(folder: Path) -> None:
+    doubled = {"inputs": ["4\n", "5\n"], "outputs": ["8\n", "10\n"]}
+    called = {"fn_name": "f", "inputs": [[4], [10**30]], "outputs": [8, 2 * 10**30]}
+    fences = "Here it is:\n```python\n{}\n```\n"
+    daemon = "import os, signal, time\nif os.fork() == 0:\n  os.setsid()\n  time.sleep(99)\nprint(int(input()) * 2)"
+    rows: list[dict[str, object]] = [
+        {"id": "ok", "completion": fences.format("print(int(input()) * 2)"), "tests": doubled},
+        {"id": "half", "completion": fences.format("print(8)"), "tests": doubled},
+        {"id": "call", "completion": fences.format("def f(x): return 2 * x"), "tests": called},
+        {"id": "spin", "completion": fences.format("while True: pass"), "tests": doubled},
+        {"id": "prints", "completion": fences.format("while True: print('x' * 9999)"), "tests": doubled},
+        {"id": "daemon", "completion": fences.format(daemon), "tests": doubled},
+        {"id": "none", "completion": "I don't know.", "tests": doubled},
+        {"id": "bad", "completion": fences.format("print(1)"), "tests": {"inputs": ["1"], "outputs": []}},
+        {"id": "bare", "completion": fences.format("print(1)")},
+    ]
+    write_rows(folder / "rows.jsonl", rows)
+    done = run("--reward", "code", "rows.jsonl", "--timeout", "3", "--workers", "2", "code.test_timeout_s=1")
+    assert done.returncode == 0, done.stderr
+    lines = lines_of(done.stdout)
+    assert [line["id"] for line in lines] == [row["id"] for row in rows]
+    assert [line["reward"] for line in lines] == [1, 0, 1, 0, 0, 1, 0, None, None]
+    assert [line["verdict"] for line in lines] == [
+        "right", "wrong", "right", "timeout", "crash", "right", "no_answer", "bad_data", "bad_data"
+    ]  # fmt: skip
+    assert all(float(str(line["seconds"])) < 4 for line in lines)
+    assert "model-written code runs in: own session, rlimits" in done.stderr
+    assert left_in(folder) == []
