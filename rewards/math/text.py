@@ -378,7 +378,7 @@ _NO_UNIT = words_of(
     "times plus minus over dozen am pm"
 )
 _WORD = re.compile(r"[A-Za-z]+")
-_LABEL = re.compile(r"[A-Za-z ,.'()-]*\Z")
+_LABEL = re.compile(r"[A-Za-z ,.'()-]*(?:\^\{?\d\}?)?\Z")
 _LONG_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{4,}")
 _PARTS = re.compile(rf"{START}[^{END}]*{END}(?:\^\{{?-?\d\}}?)?|[A-Za-z]+(?:\^\{{?-?\d\}}?)?|/|\*|\\cdot")
 _SINGLE = re.compile(r"[A-Za-z](?:\^\{?-?\d\}?)?\Z")

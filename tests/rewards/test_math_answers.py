@@ -123,13 +123,12 @@ REPEATED = [
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["", r"\boxed{", r"\boxed{5} "])
 def test_m26_repeated_text_takes_time_by_its_length(before: str) -> None:
-    """The best of three: other processes may be at work."""
+    """The better of two, since other processes may be at work. Where the last number counts, all rules are tried."""
     for piece in REPEATED:
         text = before + piece * (200_000 // len(piece))
-        for options in (BOX_ONLY, LAST_NUMBER):
-            seconds = []
-            for _ in range(3):
-                began = time.thread_time()
-                find(text, "", options, cut=False)
-                seconds.append(time.thread_time() - began)
-            assert min(seconds) < 0.05, (piece, options)
+        seconds = []
+        for _ in range(2):
+            began = time.thread_time()
+            find(text, "", LAST_NUMBER, cut=False)
+            seconds.append(time.thread_time() - began)
+        assert min(seconds) < 0.05, piece

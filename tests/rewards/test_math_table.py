@@ -53,6 +53,7 @@ EQUAL = [
     (r"\$18.90", "18.90"), ("18.90", r"\$18.9"), (r"\$9{,}500", "9500"), ("5", r"5 \text{ cm}"), (r"5\text{ cm}", "5"),
     (r"5\text{ cm}", "5 cm"), (r"5 \text{ cm}^2", r"5\ \mathrm{cm}^2"), (r"5 \text{ m}", r"500 \text{ cm}"),
     (r"10\text{ square feet}", r"10 \text{ ft}^2"), ("72", r"72 \text{ clips}"), ("72", "72 clips"),
+    ("5", r"5 \text{ units}^2"),
     (r"90^\circ", "90"),
     ("90", r"90^{\circ}"), ("90", "90°"), ("90", r"90 \text{ degrees}"), (r"2\pi \text{ cm}", r"2\pi"),
     (r"3600\text{ seconds}", r"1 \text{ hour}"), (r"25 \text{ mph}", r"25 \text{ miles per hour}"),
