@@ -153,7 +153,7 @@ async def test_a_worker_that_is_lost_too_often_ends_the_run_with_the_first_cause
     async def kill_again_and_again() -> None:
         async with Controller(config, recipes=scripted(step_s=0.05)) as run:
             async for _ in run.steps():
-                if (life := run._parts._checks._lives["rewards.1"]).works:
+                if (life := run._parts._checks._lives["rewards.1"]).works and life.child.is_running:
                     os.kill(life.child.pid, signal.SIGKILL)
 
     async with asyncio.timeout(40):
