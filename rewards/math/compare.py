@@ -169,7 +169,7 @@ class _Comparison:
             theirs = _ratio_parts(other)
             if len(mine) != len(theirs):
                 return False
-            if ZERO in (mine[0], theirs[0]):
+            if ZERO in mine or ZERO in theirs:
                 return self._all(mine, theirs)
             pairs = zip(mine, theirs, strict=True)
             return all(self.same(product((a, theirs[0])), product((b, mine[0]))) for a, b in pairs)

@@ -330,7 +330,7 @@ _SEPARATED = re.compile(
 )
 _FUNCTION = re.compile(rf"{START} ?({'|'.join(sorted(FUNCTIONS, key=len, reverse=True))}) ?{END}")
 _ORDINAL = re.compile(rf"(?<=\d)(?:\^ ?\{{? ?)?{START}? ?(?:st|nd|rd|th) ?{END}?\}}?\Z")
-_CLOCK = re.compile(rf"(\d{{1,2}})(:\d\d)?(?:\s?{START}\s?|\s|(?=[AP]M))([aApP])\.? ?[mM]\.? ?{END}?\Z")
+_CLOCK = re.compile(rf"(?<![\w.:)}}])(\d{{1,2}})(:\d\d)?(?:\s?{START}\s?|\s|(?=[AP]M))([aApP])\.? ?[mM]\.? ?{END}?\Z")
 _TO = re.compile(rf"(?<=\d) ?(?:{START} ?to ?{END}|(?<= )to) ?(?=\d)")
 _ALL_REALS = re.compile(r"(?:the )?(?:set of )?all real(?: number)?s\Z", re.I)
 _CIRCLE = re.compile(r"\^ ?(?:\\circ(?![A-Za-z])|\{ ?\\circ ?\}) ?")
