@@ -32,6 +32,7 @@ BASE_DIGITS: Final = 40
 BITS_A_DIGIT: Final = 10 / 3
 MAX_BITS: Final = 6_000
 MAX_SIZE: Final = 600  # nodes and digits, of both
+FEW_BITS: Final = 200  # enough for most a "no"
 MIN_POINTS: Final = 3
 
 POINTS: Final = ((0.0, 1.0), (1.0, 4.0), (-1.0, 0.0), (0.0, 1.0), (1.0, 4.0), (-4.0, 4.0), (4.0, 20.0), (-20.0, 20.0))
@@ -220,7 +221,7 @@ class _Pair:
 
     def _at(self, index: int, *, real: bool) -> bool | None:
         """They agree beyond doubt, they certainly differ, or neither can be said at this point."""
-        precision = self._needed + 64
+        precision = self._needed + 64 if self._size <= MAX_SIZE else FEW_BITS
         while precision <= MAX_BITS:
             found = self._values(index, precision, real=real)
             if found is None:

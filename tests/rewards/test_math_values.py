@@ -120,6 +120,11 @@ def test_what_is_not_read(text: str) -> None:
     assert parse(text) is None
 
 
+def test_a_long_text_is_not_read() -> None:
+    assert parse("x" + " " * 100) == X
+    assert parse("x" + " " * 5_000) is None
+
+
 EQUAL = r"""
 numbers:
     0.5  same  \frac{1}{2}
@@ -308,6 +313,7 @@ percent:
 units:
     5 cm  other  5 m
     5 cm  other  5 kg
+    5 meters  other  5 kg
     90^\circ  other  \pi
     5\text{ cm}  other  6
 times and ratios:
@@ -327,6 +333,7 @@ lists:
     \pm 2021  other  2021
     2  other  2 or 3
     1,1  other  1
+    \sqrt2, \sqrt2  other  \frac{2}{\sqrt2}, 5
     C,A,B  other  A,B,C
     x=1,y=2  other  x=2,y=1
     1,2  other  1,2,3
@@ -400,6 +407,7 @@ near misses:
     \sin(10^{-50})  other  10^{-50}
     \frac{\pi}{2004!}  other  \frac{\pi}{2006!}
     22\pi^4  other  2143
+    \sqrt{10^{40}+1}+\sqrt{10^{40}+3}  other  2\sqrt{10^{40}+2}
 functions:
     \ln 2  other  \log 2
     1-\frac1e  other  1+\frac1e
@@ -471,6 +479,8 @@ LIMITS = {
     "a tower": "9^{9^{9}}",
     "a tower in a fraction (M15)": r"\dfrac{5^{\left(5^{\left(5^{\left(5^5\right)}\right)} - 4\right)} - 5}{16}",
     "a factorial": "1000000!",
+    "a smaller factorial": "200000!",
+    "mixed fractions": r"1\frac{" * 30 + "x" + "}{2}" * 30,
     "a factorial of a factorial": "(3000!)!",
     "large powers": "2^{9999}" * 600,
     "large sums": "+".join(f"1/{index}!" for index in range(2900, 2999)),
