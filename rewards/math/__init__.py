@@ -47,7 +47,7 @@ class _MathGrader:
         if not _says_something(gold, cleaned, value):
             return Outcome("bad_data", f"the data row's answer can't be read as mathematics: {_shown(gold)}")
         if found is None:
-            return Outcome("no_answer", self._where())
+            return Outcome("no_answer", self._missing(check))
         outcome = self._compared(cleaned, value, found.text)
         if outcome.verdict == "wrong" and len(found.boxes) > 1:
             together = self._compared(cleaned, value, ", ".join(found.boxes))
@@ -63,10 +63,13 @@ class _MathGrader:
                 return Found(gold, "whole")
         return found
 
-    def _where(self) -> str:
-        behind = " behind `</think>`" if self._options.thinking == "required" else ""
+    def _missing(self, check: Check) -> str:
+        """Why there is no answer."""
+        if spoken(check.response, check.prompt, self._options) is None:
+            return "only thought: there is no `</think>`, or another `<think>` after it"
         number = ", and no number" if self._options.last_number else ""
-        return f"there is no box and no `####`{number}{behind}"
+        cut = "; the response was cut" if check.finish == "length" else ""
+        return f"there is no box and no `####`{number}{cut}"
 
     def _compared(self, gold: Cleaned, value: Value | None, answer: str) -> Outcome:
         given = read(answer)

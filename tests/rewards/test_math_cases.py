@@ -161,6 +161,7 @@ def test_the_outcome_says_what_was_taken_and_how_it_was_compared(graded: Grader)
         ("1/2", r"\boxed{?}", "?", "can't be read as mathematics: ?"),
         ("E", r"\boxed{(D)}", "(D)", "the choice D"),
         ("1/2", "half", "", "there is no box and no `####`"),
+        ("1/2", r"<think>\boxed{1/2}", "", "only thought: there is no `</think>`, or another `<think>` after it"),
     ):
         found = outcome(graded, gold, response)
         assert (found.extracted, found.why) == (extracted, why)
