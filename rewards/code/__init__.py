@@ -23,7 +23,7 @@ from areal_async.rewards.verdicts import Check, Grader, Outcome, given
 
 EXTRACTED_CHARACTERS: Final = 1000
 TRACEBACK_CHARACTERS: Final = 1500
-SPARE_SHARE: Final = 0.05  # of the check's time, in which `credit: share` says what was passed so far
+SPARE_SHARE: Final = 0.1  # of the check's time, in which `credit: share` says what was passed so far
 OVER_LIMIT: Final = ("MemoryError", "can't start new thread", "Resource temporarily unavailable")
 
 
