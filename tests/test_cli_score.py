@@ -195,7 +195,7 @@ def test_lines_are_written_in_order_whatever_ends_first(
                 pool.asked[data.draw(st.sampled_from(running))].set_result(None)
 
     async def score() -> None:
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
             ending = group.create_task(end_one_after_another())
             await _Window(pool, Crew(group)).score(stream(lines, broken, size), write)  # type: ignore[arg-type]
             ending.cancel()

@@ -441,9 +441,9 @@ def test_golds_that_math_can_not_read(project, caplog):
     (line,) = found("reward.function=math")
     assert line.startswith("mine.yaml:5: data.train: 4 of 24 rows can't be checked by math: ")
     assert line.endswith(" …")
-    write_rows([*good * 2, {"prompt": "p"}])
+    write_rows([*good * 2, {"prompt": "p"}, {"prompt": "p"}])
     (line,) = found("reward.function=math")
-    assert line.startswith("mine.yaml:4: data.answer_key: 1 of 11 rows have no 'answer', which reward.function math")
+    assert line.startswith("mine.yaml:4: data.answer_key: 2 of 12 rows have no 'answer', which reward.function math")
 
 
 def test_rows_of_the_other_rewards(project):

@@ -146,7 +146,7 @@ class _Window:
 
     def _has_room(self) -> bool:
         """The first record is always being checked or done, so room comes again."""
-        return len(self._held) < WINDOW and (self._bytes < WINDOW_BYTES or not self._held)
+        return len(self._held) < WINDOW and self._bytes < WINDOW_BYTES
 
     async def _check(self, held: _Held) -> None:
         assert held.record.task is not None
