@@ -26,7 +26,7 @@ from areal_async.rollout.data import Dataset
 logger = logging.getLogger("areal_async")
 
 READ_BY: Final = {
-    "exact_after": ("exact", "numeric", "choice"),
+    "exact_after": ("exact", "numeric", "choice", "reasoning_gym"),
     "sandbox": ("code",),
     "math": ("math",),
     "code": ("code",),

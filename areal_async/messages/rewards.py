@@ -136,8 +136,8 @@ class RewardOptions(Options, frozen=True, kw_only=True):
     exact_after: Annotated[
         str | None,
         Meta(
-            description="For `exact`, `numeric` and `choice`: compare only what follows the last occurrence of this "
-            "text."
+            description="For `exact`, `numeric`, `choice` and `reasoning_gym`: judge only what follows the last "
+            "occurrence of this text."
         ),
     ] = None
     concurrent: Annotated[Positive, Meta(description="Checks that one worker runs at the same time.")] = 4
