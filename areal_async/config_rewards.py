@@ -20,7 +20,7 @@ from areal_async.messages import RewardOptions, RewardSpec
 from areal_async.rewards import jail
 from areal_async.rewards.loading import load
 from areal_async.rewards.sums import LOCAL, terms
-from areal_async.rewards.verdicts import Check
+from areal_async.rewards.verdicts import Check, Outcome
 from areal_async.rollout.data import Dataset
 
 logger = logging.getLogger("areal_async")
@@ -202,15 +202,17 @@ def _look(config: Config, dataset: Dataset, name: str) -> _Look:
             break
         if row.answer is None and name in COMPARED:
             continue
-        outcome = grade(
-            Check(
-                prompt=row.prompt if isinstance(row.prompt, str) else "",
-                response="",
-                answer=row.answer,
-                finish="stop",
-                columns={column: msgspec.msgpack.decode(raw) for column, raw in row.columns.items()},
-            )
+        check = Check(
+            prompt=row.prompt if isinstance(row.prompt, str) else "",
+            response="",
+            answer=row.answer,
+            finish="stop",
+            columns={column: msgspec.msgpack.decode(raw) for column, raw in row.columns.items()},
         )
+        try:
+            outcome = grade(check)
+        except Exception as error:  # in a run this is the verdict `crash`, of each answer to this row
+            outcome = Outcome("bad_data", f"its check raises {error!r:.200}")
         look = _Look(look.looked + 1, look.bad)
         if outcome.verdict == "bad_data":
             look.bad.append((dataset.where(number), outcome.why))

@@ -129,7 +129,7 @@ def test_the_message_of_the_style_guide(project):
         (["reward.function=rewards:score"], []),
         (["rollout.workflow=a.b:C"], []),
         (["rollout.workflow=a:b:C"], ["command line: rollout.workflow: must be single_turn, or an import path module:Class, not 'a:b:C'; try single_turn"]),  # noqa: E501
-        (["reward.function=a:b", "reward.exact_after=x"], ["command line: reward.exact_after: is only read by `exact`, `numeric` and `choice`, and reward.function is a:b; leave it out"]),  # noqa: E501
+        (["reward.function=a:b", "reward.exact_after=x"], ["command line: reward.exact_after: is only read by `exact`, `numeric`, `choice` and `reasoning_gym`, and reward.function is a:b; leave it out"]),  # noqa: E501
         (["reward.sandbox=rlimits"], ["command line: reward.sandbox: is only read by `code`, and reward.function is exact; leave it out"]),  # noqa: E501
         (["reward.math.last_number=true"], ["command line: reward.math.last_number: is only read by `math`, and reward.function is exact; leave it out"]),  # noqa: E501
         (["reward.math.last_number=false", "reward.limits.memory_mib=100"], []),
@@ -454,6 +454,18 @@ def test_rows_of_the_other_rewards(project):
     )
     assert found("reward.function=regex", "reward.regex.pattern=x") == []
     assert found("reward.function=mine:tidy") == []
+
+
+def test_a_row_whose_check_raises(project, monkeypatch):
+    def raises(check):
+        raise ValueError("no such row")
+
+    monkeypatch.setattr(config_rewards, "load", lambda spec: raises)
+    (line,) = found("reward.function=exact")
+    assert line.startswith(
+        f"mine.yaml:5: data.train: 10 of 10 rows can't be checked by exact: {project}/train.jsonl:1: its check raises "
+        "ValueError('no such row'); "
+    )
 
 
 def test_much_data_is_looked_at_here_and_there(project, monkeypatch):
