@@ -62,9 +62,9 @@ def command(argv: Sequence[str], options: RewardOptions) -> list[str]:
         return list(argv)
     size = str(options.limits.file_mib << 20)
     return [
-        # The environment of the jail's first process can be read in /proc: --clearenv forgets it, but doesn't erase it
-        "/usr/bin/env", "-i", shutil.which(PROGRAM) or PROGRAM,
+        PROGRAM,
         # argv is the jail's first process: what is in there can't kill or stop it, and none of bubblewrap's stays behind
+        # (whose environment could be read in /proc, --clearenv or not)
         "--unshare-all", "--unshare-user", "--as-pid-1", "--disable-userns", "--cap-drop", "ALL",
         "--uid", NOBODY, "--gid", NOBODY, "--hostname", "jail",
         "--die-with-parent", "--new-session",

@@ -84,9 +84,9 @@ class Sandbox:
         self._closing = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_LIMIT_S)
-        except subprocess.TimeoutExpired:
+        if self._process.returncode != 0:  # it hangs, or it was killed and could end nothing
             self._kill()
         self._socket.close()
 

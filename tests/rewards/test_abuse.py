@@ -65,6 +65,12 @@ def forks_in_sessions():
 def forks_in_a_shell():
     subprocess.run(["sh", "-c", "b() { b | b & }; b"])
     time.sleep(60)
+def forks_in_the_jail():
+    from areal_async.messages import RewardOptions
+    from areal_async.rewards import jail
+    bomb = "import os\\nwhile True:\\n    if os.fork() == 0: os.setsid()"
+    subprocess.run(jail.command([jail.interpreter(), "-I", "-S", "-c", bomb], RewardOptions()))
+    time.sleep(60)
 def threads():
     import threading
     while True: threading.Thread(target=time.sleep, args=(60,)).start()
@@ -107,6 +113,7 @@ EXPECTED = {
     "forks_fast": ("crash", "had more than 16 processes and threads"),
     "forks_in_sessions": ("crash", "had more than 16 processes and threads"),
     "forks_in_a_shell": ("crash", "had more than 16 processes and threads"),
+    "forks_in_the_jail": ("crash", "had more than 16 processes and threads"),
     "threads": ("crash", ""),
     "prints": ("crash", "printed more than 100 KiB (reward.limits.output_kib)"),
     "opens": ("crash", "Too many open files"),

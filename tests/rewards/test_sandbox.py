@@ -15,7 +15,7 @@ import pytest
 from areal_async import process_tree
 from areal_async.errors import RewardError
 from areal_async.messages import RewardSpec, ScoreResult, ScoreTask
-from areal_async.rewards import limits
+from areal_async.rewards import cgroups, limits
 from areal_async.rewards.sandbox import Sandbox
 
 SpecOf = Callable[..., RewardSpec]
@@ -160,6 +160,19 @@ def test_a_killed_sandbox_is_replaced(spec_of: SpecOf, task_of: TaskOf, encode: 
         assert (found[0], found[1].verdict, found[1].reward) == (1, "infrastructure", None)
         assert alive(pids_in(tmp_path)) == []
         assert sandbox.pid != first
+
+
+def test_a_sandbox_that_was_killed_leaves_nothing_when_it_is_closed(
+    spec_of: SpecOf, task_of: TaskOf, encode: Encode, tmp_path: Path
+) -> None:
+    sandbox = Sandbox(spec_of("hangs_with_a_tree"))
+    with sandbox:
+        sandbox.submit(1, task_of(folder=str(tmp_path)), encode("x"))
+        wait_until(lambda: len(pids_in(tmp_path)) == 3, 5)
+        os.kill(sandbox.pid, signal.SIGKILL)
+    assert alive(pids_in(tmp_path)) == []
+    folder = cgroups.parent()
+    assert folder is None or list(folder.glob(f"{cgroups.NAME}.*.{sandbox.pid}.*")) == []
 
 
 def test_a_check_that_kills_the_sandbox_only_fails_itself(spec_of: SpecOf, task_of: TaskOf, encode: Encode) -> None:
