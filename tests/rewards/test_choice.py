@@ -75,6 +75,7 @@ def test_the_last_statement_is_the_answer(response: str, label: str) -> None:
         ("A dog is an animal. I like it.", "A", "no_answer"),
         ("The answer is A dog", "A", "no_answer"),
         ("The answer is a matter of taste.", "A", "no_answer"),
+        ("The answer is a, so to speak, matter of taste.", "A", "no_answer"),
         ("The answer is I'm not sure", "I", "no_answer"),
         ("(A) is smaller than (B)", "A", "no_answer"),
         ("I think A, B and C are all fine", "A", "no_answer"),

@@ -77,7 +77,7 @@ def test_a_row_that_is_no_entry_is_bad_data(grade: Grader, columns: dict[str, ob
 @pytest.mark.slow
 def test_only_what_follows_the_marker_is_judged() -> None:
     grade = grader(RewardSpec(function="reasoning_gym", exact_after="####"))
-    assert judged(grade, "<answer>41</answer> #### 42", {"metadata": SUM}).reward == 1.0
+    assert judged(grade, "<answer>41</answer> #### 41 #### 42", {"metadata": SUM}).reward == 1.0
     assert judged(grade, "42", {"metadata": SUM}).verdict == "no_answer"
     assert judged(grade, "42 ####", {"metadata": SUM}).verdict == "no_answer"
 
