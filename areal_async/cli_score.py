@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Final, TextIO, TypeVar, cast, get_args
 
 import msgspec
 
@@ -140,7 +140,7 @@ def _reward(arguments: argparse.Namespace, options: Sequence[str]) -> tuple["Rew
 def _input(name: str) -> Iterator[int]:
     """A descriptor of the file. Errors: ConfigError."""
     if name == "-":
-        yield sys.stdin.fileno()
+        yield _standard(sys.stdin, "input").fileno()
         return
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
@@ -154,6 +154,12 @@ def _input(name: str) -> Iterator[int]:
         os.close(descriptor)
 
 
+def _standard(stream: TextIO | None, name: str) -> TextIO:
+    if stream is None:
+        raise ConfigError(f"command line: standard {name} is closed")
+    return stream
+
+
 class _Scoring:
     """One call of the command. source: descriptor of the records; name: its file, for messages."""
 
@@ -162,7 +168,7 @@ class _Scoring:
         self._spec = spec
         self._name = "standard input" if name == "-" else name
         self._source = source
-        self._output = sys.stdout.fileno()
+        self._output = _standard(sys.stdout, "output").fileno()
         self._tally = _Tally()
 
     async def run(self) -> None:

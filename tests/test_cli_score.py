@@ -461,3 +461,14 @@ def test_code_that_does_what_it_may_not(folder: Path) -> None:
     assert all(float(str(line["seconds"])) < 4 for line in lines)
     assert "model-written code runs in: own session, rlimits" in done.stderr
     assert left_in(folder) == []
+
+
+@pytest.mark.slow
+def test_workers_that_do_not_start(folder: Path) -> None:
+    module = folder / "mine.py"
+    module.write_text("import os\nassert 'AREAL_ASYNC_GUARD' not in os.environ\n\n\ndef f(response):\n    return 1\n")
+    done = run("--reward", "mine:f", "one.jsonl", "--workers", "1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("areal-async: it ended while it started: rewards.0 ")
+    assert "AssertionError" in done.stderr
+    assert left_in(folder) == []
