@@ -124,6 +124,8 @@ RIGHT = [
                  id="more-output-than-the-limit-if-it-is-right"),
     pytest.param("import sys\nfor line in sys.stdin: print(line, end='')",
                  {"inputs": ["0123456789\n" * 50_000], "outputs": ["0123456789\n" * 50_000]}, id="both-ways-at-once"),
+    pytest.param("import fcntl, os\nfcntl.fcntl(1, 1031, 1 << 20)\nos.write(1, b'x' * 1_000_000)\nos._exit(0)",
+                 {"inputs": [""], "outputs": ["x" * 1_000_000]}, id="much-output-at-its-end"),
     pytest.param("import subprocess\nsubprocess.Popen(['sleep', '30'])\nprint(5)", FIVES,
                  id="C03-sleep-in-the-background"),
     pytest.param("open('a', 'x').write('1')\nprint(5)", FIVES, id="own-files"),
