@@ -31,6 +31,7 @@ MAX_BITS: Final = 32_768
 """Of a numerator or denominator (about 9,800 digits: 2006! fits, 1000000! and 9^(9^9) don't)."""
 MAX_FACTORIAL: Final = 3_000
 """The largest n of an n! that is carried out; the result has 30,000 bits."""
+MAX_BINOMIAL: Final = 1_000
 
 
 def number(value: int) -> Number:
@@ -129,7 +130,7 @@ def binomial(above: Expression, below: Expression) -> Expression:
     """n over k, carried out for small whole n and k."""
     if isinstance(above, Number) and isinstance(below, Number):
         n, k = above.value, below.value
-        if n.denominator == k.denominator == 1 and 0 <= n <= MAX_FACTORIAL and 0 <= k <= MAX_FACTORIAL:
+        if n.denominator == k.denominator == 1 and 0 <= n <= MAX_BINOMIAL and 0 <= k <= MAX_BINOMIAL:
             return number(math.comb(int(n), int(k)))
     return Call("binomial", (above, below))
 

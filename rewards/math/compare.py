@@ -39,7 +39,7 @@ from areal_async.rewards.math.values import (
     Value,
 )
 
-MAX_COMPARISONS: Final = 400
+MAX_COMPARISONS: Final = 4_000
 """Of two parts, in one comparison (unordered things are matched by trying)."""
 LONGEST_PRODUCT: Final = 3
 """Letters that may be variables next to each other and no word."""

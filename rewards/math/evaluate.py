@@ -228,6 +228,8 @@ class Evaluator:
 
     def _step(self, name: str, inside: Approximate) -> Approximate:
         self._must_be_real(inside)
+        if self._symbols and name != "sgn":  # x and x + 1/1000 have the same floor almost everywhere
+            raise Doubt
         nearest = self.context.mpf(0) if name == "sgn" else self.context.nint(inside.value)
         if inside.error > EXACT and magnitude(inside.value - nearest) <= inside.error + 1:
             raise Doubt

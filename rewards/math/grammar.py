@@ -186,6 +186,8 @@ class Parser(Reader):
         terms = [expression(value)]
         while self._at("+", "-", "\\pm", "\\mp"):
             sign = self._sign(self._take())
+            while self._at("+", "-"):  # x + -1
+                sign *= self._sign(self._take())
             term = expression(self._product())
             terms.append(term if sign > 0 else negative(term))
         return total(terms)

@@ -17,10 +17,10 @@ a value. Where that needs more digits than MAX_BITS, only the same up to order i
 Nothing is simplified or expanded, so the time is linear in the sizes of the two (WORK bounds it).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final
 
 from mpmath import MPContext
@@ -30,29 +30,41 @@ from areal_async.rewards.math.values import Call, Constant, Expression, Number, 
 
 BASE_DIGITS: Final = 40
 BITS_A_DIGIT: Final = 10 / 3
-MAX_BITS: Final = 6_000
-MAX_SIZE: Final = 600  # nodes and digits, of both
-FEW_BITS: Final = 200  # enough for most a "no"
+MAX_BITS: Final = 8_000
+MAX_SIZE: Final = 1_000  # nodes and digits, of both
 MIN_POINTS: Final = 3
 
 POINTS: Final = ((0.0, 1.0), (1.0, 4.0), (-1.0, 0.0), (0.0, 1.0), (1.0, 4.0), (-4.0, 4.0), (4.0, 20.0), (-20.0, 20.0))
-"""Where the values of variables are drawn: near 0 for arcsin x, large for sqrt(x - 3), negative for |x|."""
+"""Where the values of variables are drawn: near 0 for arcsin x, large for sqrt(x - 3), negative for |x|. Two more lie
+beyond WIDE times the largest number, for the other side of |x + 50|."""
+GAMMA: Final = 60  # times the work of another function
+WIDE: Final = 10
+WIDEST: Final = 10**9
 
 
 class Work:
-    """What may still be evaluated: nodes, those of many digits more than once. Shared by all parts of a comparison."""
+    """What may still be evaluated, in operations on short numbers (some 3 µs each). All parts of a comparison share it;
+    what comes when it is used up isn't equal."""
 
-    def __init__(self, nodes: int = 20_000) -> None:
-        self._left = nodes
+    def __init__(self, operations: int = 300_000) -> None:
+        self._left = operations
 
     @cached_property
     def context(self) -> MPContext:
         """Of this comparison alone: its precision changes. Most comparisons need none."""
         return MPContext()
 
-    def spend(self, nodes: int, precision: int) -> bool:
-        """False when it is used up."""
-        self._left -= nodes * (1 + precision // 400)
+    def spend(self, nodes: Iterable[Expression], precision: int) -> bool:
+        """False when it is used up. Functions take the square of what a sum takes with longer numbers."""
+        longer = 1 + precision / 400
+        for node in nodes:
+            match node:
+                case Call("factorial" | "binomial"):
+                    self._left -= int(GAMMA * longer**2)
+                case Call() | Power():
+                    self._left -= int(longer**2)
+                case _:
+                    self._left -= int(longer)
         return self._left >= 0
 
 
@@ -68,7 +80,7 @@ def factor_sign(one: Expression, other: Expression, work: Work) -> int:
 
 def rounds_to(exact: Expression, decimal: Number, work: Work) -> bool:
     """A real constant rounds to the decimal."""
-    if symbols(exact) or decimal.places is None or not work.spend(_size(exact), bits(decimal.value)):
+    if symbols(exact) or decimal.places is None or not work.spend(_nodes(exact), bits(decimal.value)):
         return False
     precision = bits(decimal.value) + int(BITS_A_DIGIT * (decimal.places + _size(exact))) + 64
     if precision > MAX_BITS:
@@ -160,7 +172,7 @@ def _real(node: Expression, work: Work) -> float | Fraction | None:
         return float("inf")
     if isinstance(node, Product) and set(node.factors) == {Constant("inf"), Number(Fraction(-1))}:
         return float("-inf")
-    if symbols(node) or _size(node) > MAX_SIZE or not work.spend(_size(node), 128):
+    if symbols(node) or _size(node) > MAX_SIZE or not work.spend(_nodes(node), 128):
         return None
     try:
         found = Evaluator(work.context, 128, {}, real=True).at(node)
@@ -182,33 +194,36 @@ class _Pair:
         self._one, self._other, self._work = one, other, work
         self._names = sorted(symbols(one) | symbols(other))
         self._size = _size(one) + _size(other)
-        self._needed = int(BITS_A_DIGIT * (BASE_DIGITS + 2 * min(self._size, MAX_SIZE)))  # bits that must agree
+        self._needed = int(BITS_A_DIGIT * (BASE_DIGITS + 2 * self._size))  # bits that must agree
+
+    @cached_property
+    def _points(self) -> tuple[tuple[float, float], ...]:
+        return (*POINTS, *_beyond(self._one, self._other)) if self._names else POINTS[:1]
 
     def agree(self) -> bool:
-        points = POINTS if self._names else POINTS[:1]
+        if self._size > MAX_SIZE:
+            return False
         needed = MIN_POINTS if self._names else 1
         for real in (True, False):
             agreed = 0
-            for index in range(len(points)):
+            for index in range(len(self._points)):
                 found = self._at(index, real=real)
                 if found is False:
                     return False
                 agreed += found is True
             if agreed >= needed:
                 return True
-            if not real or agreed:
-                return False
         return False
 
     def factor_sign(self) -> int:
-        if not self._names:
+        if not self._names or self._size > MAX_SIZE:
             return 0
         values = []
-        for index in range(len(POINTS)):
+        for index in range(len(self._points)):
             found = self._values(index, self._needed + 64, real=True)
             if found is not None:
                 values.append(found)
-        if len(values) < MIN_POINTS + 1 or self._size > MAX_SIZE:
+        if len(values) < MIN_POINTS + 1:
             return 0
         _, first, second = values[0]
         for evaluator, mine, theirs in values[1:]:
@@ -221,7 +236,7 @@ class _Pair:
 
     def _at(self, index: int, *, real: bool) -> bool | None:
         """They agree beyond doubt, they certainly differ, or neither can be said at this point."""
-        precision = self._needed + 64 if self._size <= MAX_SIZE else FEW_BITS
+        precision = self._needed + 64
         while precision <= MAX_BITS:
             found = self._values(index, precision, real=real)
             if found is None:
@@ -229,17 +244,15 @@ class _Pair:
             evaluator, mine, theirs = found
             if _certainly_differ(mine, theirs, evaluator):
                 return False
-            if self._size > MAX_SIZE:
-                return None
             if self._close(mine, theirs, evaluator.largest):
                 return True
             precision = max(2 * precision, 2 * evaluator.largest + self._needed + 64)
         return None
 
     def _values(self, index: int, precision: int, *, real: bool) -> tuple[Evaluator, Approximate, Approximate] | None:
-        if not self._work.spend(self._size, precision):
+        if not self._work.spend(chain(_nodes(self._one), _nodes(self._other)), precision):
             return None
-        low, high = POINTS[index]
+        low, high = self._points[index]
         values = {name: low + (high - low) * drawn(f"{index} {name}") for name in self._names}
         evaluator = Evaluator(self._work.context, precision, values, real=real)
         try:
@@ -252,6 +265,14 @@ class _Pair:
         error = max(one.error, other.error, EXACT)
         size = max(magnitude(one.value), magnitude(other.value), 0)
         return size - error >= max(self._needed, 2 * largest)
+
+
+def _beyond(one: Expression, other: Expression) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Ranges on both sides of all numbers in the two."""
+    values = [abs(part.value) for node in (one, other) for part in _nodes(node) if isinstance(part, Number)]
+    largest = max(values, default=Fraction(0))
+    wide = WIDE * float(min(Fraction(WIDEST), max(Fraction(WIDE), largest)))
+    return (-2 * wide, -wide), (wide, 2 * wide)
 
 
 def _certainly_differ(one: Approximate, other: Approximate, evaluator: Evaluator) -> bool:

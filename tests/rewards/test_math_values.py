@@ -247,6 +247,7 @@ algebra:
     \binom{n}{2}  same  \frac{n(n-1)}{2}
     2\pi r^3/3  same  \frac{2}{3}\pi r^3
     f(x)+1  same  1+f(x)
+    \lfloor x+1 \rfloor  same  \lfloor 1+x \rfloor
     5^{1000}x  same  5\cdot5^{999}x
     a_1+a_2  same  a_2+a_{1}
     (x+1)^{20}  same  (1+x)^{20}
@@ -391,6 +392,10 @@ algebra:
     x+1  other  x-1
     x+\frac{1}{2^{200}}  other  x
     |x|  other  x
+    |x+50|  other  x+50
+    \sqrt{(x-5000)^2}  other  5000-x
+    \max(x,-70)  other  x
+    \lfloor x \rfloor  other  \lfloor x+\frac{1}{1000} \rfloor
     f(x)  other  f(y)
     (x+1)^{20}  other  (x+1)^{21}
     x_1  other  x_2
@@ -484,7 +489,9 @@ LIMITS = {
     "a factorial of a factorial": "(3000!)!",
     "large powers": "2^{9999}" * 600,
     "large sums": "+".join(f"1/{index}!" for index in range(2900, 2999)),
-    "large binomials": r"\binom{3000}{1500}" * 200,
+    "large binomials": r"\binom{1000}{500}" * 200,
+    "larger binomials": r"\binom{3000}{1500}" * 200,
+    "many functions": "+".join(rf"\sin(\frac{{{index}}}{{7}}\pi)" for index in range(1, 200)),
     "round brackets": "(" * 2000 + "1" + ")" * 2000,
     "fractions": r"\frac{1}{" * 700 + "1" + "}" * 700,
     "open brackets": r"\left(" * 700,

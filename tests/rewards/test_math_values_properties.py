@@ -5,6 +5,7 @@ equal is known without the code that is tested.
 """
 
 import time
+from collections.abc import Callable
 from fractions import Fraction
 from random import Random
 from typing import TypeAlias
@@ -34,22 +35,29 @@ PARSE_S = 0.1
 EQUAL_S = 1.0
 
 
+def seconds(work: Callable[[], object]) -> float:
+    """Of this process's own time; the shorter of two, as the other may have collected garbage."""
+    found = []
+    for _ in range(2):
+        start = time.process_time()
+        work()
+        found.append(time.process_time() - start)
+    return min(found)
+
+
 def holds_for(texts: list[str]) -> None:
     """None of the texts makes anything raise or take long; each is equal to itself; order doesn't matter."""
     values = []
     for text in texts:
-        start = time.process_time()
-        value = parse(text)
-        assert time.process_time() - start < PARSE_S, text
-        assert value == parse(text), text
-        values.append(value)
+        assert seconds(lambda text=text: parse(text)) < PARSE_S, text
+        values.append(parse(text))
+        assert values[-1] == parse(text), text
     read = [value for value in values if value is not None]
     for value in read:
         assert equal(value, value, EXACT)
         for other in read:
-            start = time.process_time()
             assert equal(value, other, USUAL) == equal(other, value, USUAL), (value, other)
-            assert time.process_time() - start < EQUAL_S, (value, other)
+            assert seconds(lambda one=value, two=other: equal(one, two, USUAL)) < EQUAL_S, (value, other)
 
 
 @settings(derandomize=True, max_examples=15, deadline=None)
@@ -59,7 +67,7 @@ def test_any_text(texts: list[str]) -> None:
 
 
 @pytest.mark.slow
-@settings(derandomize=True, max_examples=3_000, deadline=None)
+@settings(derandomize=True, max_examples=1_500, deadline=None)
 @given(st.lists(anything, min_size=2, max_size=3))
 def test_any_text_at_length(texts: list[str]) -> None:
     holds_for(texts)
@@ -192,7 +200,7 @@ def test_an_expression_written_in_two_ways(tree: Tree, seed: int) -> None:
 
 
 @pytest.mark.slow
-@settings(derandomize=True, max_examples=1_500, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(derandomize=True, max_examples=1_000, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(trees, st.integers(0, 1_000))
 def test_expressions_written_in_two_ways_at_length(tree: Tree, seed: int) -> None:
     written_in_two_ways(tree, seed)
