@@ -19,7 +19,8 @@ Float: TypeAlias = Any  # mpmath has no types: a real or a complex number of any
 
 EXACT: Final = -(10**9)  # an error of nothing
 MAX_MAGNITUDE: Final = 200_000  # bits before the point, or zeros behind it
-MAX_ARGUMENT: Final = 18  # bits of what exp, sin and gamma are given
+MAX_ARGUMENT: Final = 18  # bits of what exp and sin are given
+MAX_FACTORIAL: Final = 5  # bits of what gamma is given, which is slow with many digits
 
 
 class Undefined(Exception):
@@ -242,7 +243,7 @@ class Evaluator:
         self._must_be_real(inside)
         if inside.value < 0:
             raise Undefined
-        if magnitude(inside.value) > MAX_ARGUMENT // 2:
+        if magnitude(inside.value) > MAX_FACTORIAL:
             raise Doubt
         value = self.context.gamma(inside.value + 1)
         return self._rounded(value, max(EXACT, magnitude(value) + max(inside.error, -self._precision) + 5))

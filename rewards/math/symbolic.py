@@ -31,7 +31,6 @@ from areal_async.rewards.math.values import Call, Constant, Expression, Number, 
 BASE_DIGITS: Final = 40
 BITS_A_DIGIT: Final = 10 / 3
 MAX_BITS: Final = 8_000
-MAX_SIZE: Final = 1_000  # nodes and digits, of both
 MIN_POINTS: Final = 3
 
 POINTS: Final = ((0.0, 1.0), (1.0, 4.0), (-1.0, 0.0), (0.0, 1.0), (1.0, 4.0), (-4.0, 4.0), (4.0, 20.0), (-20.0, 20.0))
@@ -172,7 +171,7 @@ def _real(node: Expression, work: Work) -> float | Fraction | None:
         return float("inf")
     if isinstance(node, Product) and set(node.factors) == {Constant("inf"), Number(Fraction(-1))}:
         return float("-inf")
-    if symbols(node) or _size(node) > MAX_SIZE or not work.spend(_nodes(node), 128):
+    if symbols(node) or not work.spend(_nodes(node), 128):
         return None
     try:
         found = Evaluator(work.context, 128, {}, real=True).at(node)
@@ -195,13 +194,14 @@ class _Pair:
         self._names = sorted(symbols(one) | symbols(other))
         self._size = _size(one) + _size(other)
         self._needed = int(BITS_A_DIGIT * (BASE_DIGITS + 2 * self._size))  # bits that must agree
+        self._precision = self._needed + 64
 
     @cached_property
     def _points(self) -> tuple[tuple[float, float], ...]:
         return (*POINTS, *_beyond(self._one, self._other)) if self._names else POINTS[:1]
 
     def agree(self) -> bool:
-        if self._size > MAX_SIZE:
+        if self._precision > MAX_BITS:
             return False
         needed = MIN_POINTS if self._names else 1
         for real in (True, False):
@@ -216,11 +216,11 @@ class _Pair:
         return False
 
     def factor_sign(self) -> int:
-        if not self._names or self._size > MAX_SIZE:
+        if not self._names or self._precision > MAX_BITS:
             return 0
         values = []
         for index in range(len(self._points)):
-            found = self._values(index, self._needed + 64, real=True)
+            found = self._values(index, self._precision, real=True)
             if found is not None:
                 values.append(found)
         if len(values) < MIN_POINTS + 1:
@@ -236,7 +236,7 @@ class _Pair:
 
     def _at(self, index: int, *, real: bool) -> bool | None:
         """They agree beyond doubt, they certainly differ, or neither can be said at this point."""
-        precision = self._needed + 64
+        precision = self._precision
         while precision <= MAX_BITS:
             found = self._values(index, precision, real=real)
             if found is None:
@@ -246,7 +246,7 @@ class _Pair:
                 return False
             if self._close(mine, theirs, evaluator.largest):
                 return True
-            precision = max(2 * precision, 2 * evaluator.largest + self._needed + 64)
+            precision = max(2 * precision, 2 * evaluator.largest + self._precision)
         return None
 
     def _values(self, index: int, precision: int, *, real: bool) -> tuple[Evaluator, Approximate, Approximate] | None:
