@@ -47,6 +47,14 @@ def test_what_is_wrong_is_known_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
+def test_options_may_stand_behind_others(config_file: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["run", config_file, "--run-dir", str(tmp_path / "r"), "train.minibatches=3"]) == 2
+    assert "train.minibatches: 3 does not divide" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        main(["check", config_file, "--run-dir", "r"])
+    assert end.value.code == 2
+
+
 def test_a_broken_data_line_is_named(config_file: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     data = tmp_path / "train.jsonl"
     data.write_text(data.read_text() + "not json\n")
