@@ -172,7 +172,8 @@ def test_what_is_missing(write):
     assert wrong(write("name: x\ntrain:\n  steps: 1\n")) == [
         "mine.yaml:1: model.path: missing; folder of a causal language model in Hugging Face form, with its "
         "tokenizer. Relative paths count from the configuration file's folder.",
-        "mine.yaml:1: data.train: missing; training problems: JSONL or Parquet files, or `reasoning_gym:TASK?size=N&seed=S`.",
+        "mine.yaml:1: data.train: missing; training problems: JSONL or Parquet files, or "
+        "`reasoning_gym:TASK?size=N&seed=S`.",
         "mine.yaml:2: train.batch_groups: missing; B: groups (prompts) per training step.",
     ]
     assert [line.split(":")[2] for line in wrong(write("# nothing\n"))] == [
