@@ -12,7 +12,7 @@ Without examples the model never gives a bare number (0 of 100 right); with two 
 are right (3 of 96 with two digits).
 
 The others ask for a Python program that prints something (`Print the product of 6 and 7.`), with one example, for the
-reward `code`. At temperature 0.7 some half of the programs are right; at 1.0 half of the answers are no program.
+reward `code`. At temperature 0.7 nearly half of the programs are right; at 1.0 half of the answers are no program.
 
 Always: no problem of an eval file is in its train file; data are the same bits everywhere. Needs the extra `smollm2`.
 """
