@@ -105,6 +105,7 @@ class ForkServer:
         self._worker = worker
         self._timeout_s = spec.timeout_s
         self._limits = spec.limits
+        self._inherited = limits.Inherited()
         self._address_bytes = limits.mapped_bytes()
         self._most_processes = limits.most_processes(spec)
         self._values = spec.values
@@ -222,7 +223,7 @@ class ForkServer:
                 raise
             ours.pop_all()
         self._free.popleft()
-        watch = limits.Watch(pid, self._limits, began)
+        watch = limits.Watch(pid, self._limits, began, self._inherited)
         return _Running(
             job, place, pid, pidfd, result, output, began, began + self._timeout_s, watch, began + limits.LOOK_S
         )

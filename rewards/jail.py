@@ -63,7 +63,7 @@ def command(argv: Sequence[str], options: RewardOptions) -> list[str]:
     size = str(options.limits.file_mib << 20)
     return [
         PROGRAM,
-        # argv is the jail's first process: what is in there can't kill or stop it, and none of bubblewrap's stays behind
+        # argv is the jail's first process: what is in there can't kill or stop it, and none of bubblewrap's remains
         # (whose environment could be read in /proc, --clearenv or not)
         "--unshare-all", "--unshare-user", "--as-pid-1", "--disable-userns", "--cap-drop", "ALL",
         "--uid", NOBODY, "--gid", NOBODY, "--hostname", "jail",

@@ -11,7 +11,6 @@ may have.
 import contextlib
 import os
 import resource
-import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -29,12 +28,12 @@ LOWEST_NICE: Final = 19
 
 LOOK_S: Final = 0.025  # between looks at a check, the first at that age: a bomb makes 10 processes in a millisecond
 FILES_S: Final = 0.25  # between looks at memory files, which hardly any check has
-EXACT_SHARE: Final = 10  # an exact look at a large check's memory takes milliseconds: at most one in so many goes there
 SPARE_BYTES: Final = 64 << 20  # a check that ran out of memory may still say so
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 MIB: Final = 1 << 20
 MEMFD: Final = "/memfd:"
+START_OF_CODE: Final = 23  # of /proc/PID/stat, counted from the field after the name
 BLOCK_BYTES: Final = 512  # of `st_blocks`
 
 
@@ -106,13 +105,16 @@ def nice_session(process: int | str, nice: int) -> None:
 
 
 class Watch:
-    """Looks at one check's processes from outside."""
+    """Looks at one check's processes from outside.
 
-    def __init__(self, pid: int, limits: Limits, began: float) -> None:
+    It reads only what the kernel gives without waiting for the process: `smaps`, which knows exactly what is shared,
+    waits for a lock that a process of low priority may hold for seconds while others run.
+    """
+
+    def __init__(self, pid: int, limits: Limits, began: float, inherited: "Inherited") -> None:
         self._pid = pid
-        self._processes = limits.processes
-        self._memory_mib = limits.memory_mib
-        self._exact_at = began
+        self._limits = limits
+        self._inherited = inherited
         self._files_at = began + FILES_S
         self._files = 0
 
@@ -124,25 +126,36 @@ class Watch:
             with contextlib.suppress(OSError):  # it has just ended
                 tasks += os.stat(f"/proc/{pid}/task").st_nlink - 2  # cheaper than a list of threads
                 resident += _resident_bytes(pid)
-            if tasks > self._processes:
-                return f"had more than {self._processes} processes and threads (reward.limits.processes)"
+            if tasks > self._limits.processes:
+                return f"had more than {self._limits.processes} processes and threads (reward.limits.processes)"
         if now >= self._files_at:
             self._files_at = now + FILES_S
             self._files = sum(dict(file for pid in pids for file in _memory_files(pid)).values())
-        # `resident` counts for each process anew what they share, also with the one that checks are forked from
-        suspicious = resident + self._files > self._memory_mib * MIB and now >= self._exact_at
-        return out_of_memory(self._memory_mib) if suspicious and self._is_over(pids, now) else ""
+        limit = self._limits.memory_mib * MIB
+        if resident + self._files > limit and self._used_bytes(pids) > limit:
+            return out_of_memory(self._limits.memory_mib)
+        return ""
 
-    def _is_over(self, pids: list[int], now: float) -> bool:
-        begin = time.monotonic()
+    def _used_bytes(self, pids: list[int]) -> int:
+        """What the processes have of their own: without files, and what they got from the one they were forked from."""
         own = shared = 0
         for pid in pids:
             with contextlib.suppress(OSError):
-                memory = _proportional(pid)
-                shared += memory.get("Pss_Shmem", 0)
-                own += memory.get("Pss", 0) - memory.get("Pss_Shmem", 0)
-        self._exact_at = now + EXACT_SHARE * (time.monotonic() - begin)
-        return own + max(shared, self._files) > self._memory_mib * MIB  # what of a memory file is mapped, is in both
+                memory = _status(pid)
+                own += memory["RssAnon"] - min(memory["RssAnon"], self._inherited.bytes_of(pid))
+                shared += memory["RssShmem"]
+        return own + max(shared, self._files)  # what of a memory file is mapped, is in both
+
+
+class Inherited:
+    """What a process that was forked from the calling one, and has executed no other program, shares with it."""
+
+    def __init__(self) -> None:
+        self._bytes = _status(os.getpid())["RssAnon"]
+        self._code = _start_of_code(os.getpid())
+
+    def bytes_of(self, pid: int) -> int:
+        return self._bytes if _start_of_code(pid) == self._code else 0
 
 
 def out_of_memory(memory_mib: int) -> str:
@@ -154,11 +167,19 @@ def _resident_bytes(pid: int) -> int:
         return int(file.read().split()[1]) * PAGE_BYTES
 
 
-def _proportional(pid: int) -> dict[str, int]:
-    """Bytes by their name in `smaps_rollup`, where a page of n processes counts 1/n for each."""
-    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii", errors="replace") as file:
-        rows = [line.split() for line in file.readlines()[1:]]
-    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if row[0].startswith("Pss")}
+def _status(pid: int) -> dict[str, int]:
+    """Resident bytes by kind: RssAnon, RssFile, RssShmem. OSError if there are none: it is ending."""
+    with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+        rows = [line.split() for line in file.read().split(b"\n") if line.startswith(b"Rss")]
+    if not rows:
+        raise ProcessLookupError(pid)
+    return {row[0].rstrip(b":").decode(): int(row[1]) * 1024 for row in rows}
+
+
+def _start_of_code(pid: int) -> int:
+    """Address of the program, which differs after each exec."""
+    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+        return int(file.read().rpartition(b")")[2].split()[START_OF_CODE])
 
 
 def _memory_files(pid: int) -> Iterator[tuple[tuple[int, int], int]]:

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.slow
 
 FUNCTIONS = '''
 import ctypes, mmap, os, re, signal, subprocess, sys, time
+from areal_async.messages import RewardOptions
+from areal_async.rewards import jail
 libc = ctypes.CDLL(None)
 MIB = 1 << 20
 
@@ -55,22 +57,22 @@ def files():
         held.append(os.memfd_create("x"))
         for _ in range(3): os.write(held[-1], bytes(MIB))
 
-def forks():
-    while True: os.fork()
-def forks_fast():
-    while True: libc.fork()
-def forks_in_sessions():
+def again(fork):
+    """A bomb that doesn't mind being refused."""
     while True:
-        if os.fork() == 0: os.setsid()
-def forks_in_a_shell():
-    subprocess.run(["sh", "-c", "b() { b | b & }; b"])
-    time.sleep(60)
+        try: fork()
+        except OSError: pass
+def forks(): again(os.fork)
+def forks_fast(): again(libc.fork)
+def forks_in_sessions(): again(lambda: os.fork() or os.setsid())
+def forks_in_a_shell(): again(lambda: subprocess.run(["sh", "-c", "b() { b | b & }; b"], stderr=subprocess.DEVNULL))
 def forks_in_the_jail():
-    from areal_async.messages import RewardOptions
-    from areal_async.rewards import jail
-    bomb = "import os\\nwhile True:\\n    if os.fork() == 0: os.setsid()"
+    bomb = """import os
+while True:
+    try: os.fork() or os.setsid()
+    except OSError: pass
+"""
     subprocess.run(jail.command([jail.interpreter(), "-I", "-S", "-c", bomb], RewardOptions()))
-    time.sleep(60)
 def threads():
     import threading
     while True: threading.Thread(target=time.sleep, args=(60,)).start()
@@ -188,7 +190,7 @@ def test_it_ends_by_its_limit_and_leaves_nothing(spec_of_abuse: Callable[..., Re
 def test_two_hundred_of_them_beside_easy_ones(spec_of_abuse: Callable[..., RewardSpec]) -> None:
     kinds = sorted(EXPECTED.keys() - HOLDS_ONLY_IN_A_GROUP) * 12
     mixed = [name for abuse in kinds[:200] for name in (abuse, "easy", "easy")]
-    with Sandbox(spec_of_abuse(timeout_s=2.0, concurrent=4)) as sandbox:
+    with Sandbox(spec_of_abuse(timeout_s=3.0, concurrent=4)) as sandbox:
         for _ in results(sandbox, ["easy"] * 20):
             pass
         before, memory = state_of(sandbox.pid), psutil.Process(sandbox.pid).memory_info().rss
@@ -196,7 +198,7 @@ def test_two_hundred_of_them_beside_easy_ones(spec_of_abuse: Callable[..., Rewar
         for response, found in results(sandbox, mixed):
             expected = "given" if response == "easy" else EXPECTED[response][0]
             assert found.verdict == expected, (response, found)
-            assert found.seconds < 3, (response, found)
+            assert found.seconds < 4, (response, found)
             if response == "easy":
                 slowest = max(slowest, found.seconds)
         assert slowest < 1
