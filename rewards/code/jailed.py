@@ -27,7 +27,7 @@ from areal_async.rewards import jail
 BOOT: Final = "import marshal,os;exec(marshal.loads(os.read(0,1<<20)),{'__name__':'runner'})"
 FLAGS: Final = ("-s", "-S", "-P", "-X", "utf8")  # not -I, which would ignore PYTHONHASHSEED: sets in the same order
 WRITABLE: Final = ("/tmp", "/dev/shm")  # in the jail; what a test leaves there, the next one must not find
-START_S: Final = 10.0  # it takes 15 ms; under load much longer
+START_SHARE: Final = 0.5  # of the check's time; it takes 15 ms. What takes longer is nobody's fault, so it is said
 END_LIMIT_S: Final = 5.0  # what SIGKILL doesn't end in this time hangs in the kernel
 END_LOOK_S: Final = 0.001
 READ_BYTES: Final = 1 << 16
@@ -45,7 +45,10 @@ class Unavailable(Exception):
 
 @dataclass
 class Ran:
-    """What a test did. exit_code: negative for a signal. record: what came on the descriptor for results."""
+    """What a test did. exit_code: negative for a signal. record: what came on the descriptor for results.
+
+    began: its process was there. Before that no tested code runs, so what the interpreter says then can be believed.
+    """
 
     ended: Ended = "lost"
     exit_code: int = -1
@@ -53,6 +56,7 @@ class Ran:
     stderr: bytearray = field(default_factory=bytearray)
     record: bytearray = field(default_factory=bytearray)
     printed: int = 0
+    began: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Launcher:
     packages: list[str]
     watched: tuple[str, ...]
     folderless: bool
+    start_s: float
 
     @classmethod
     def of(cls, options: RewardOptions) -> Self:
@@ -75,6 +80,7 @@ class Launcher:
             jail.packages(),
             WRITABLE if held else (),
             not held,
+            options.timeout_s * START_SHARE,
         )
 
 
@@ -112,7 +118,7 @@ class Jailed:
             if folder is not None:
                 os.rmdir(folder)  # it is in a folder that nobody has to remove if this check is killed
         try:
-            self._await_ready(said)
+            self._await_ready(said, launcher.start_s)
             message = marshal.dumps((code, launcher.packages, launcher.watched))
             self._control.sendall(len(message).to_bytes(LENGTH_BYTES, "little") + message)
             self._own = set(process_tree.descendants(os.getpid()))
@@ -122,8 +128,8 @@ class Jailed:
         finally:
             os.close(said)
 
-    def _await_ready(self, said: int) -> None:
-        self._control.settimeout(START_S)
+    def _await_ready(self, said: int, start_s: float) -> None:
+        self._control.settimeout(start_s)
         try:
             line = self._control.recv(len(b"ready\n"), socket.MSG_WAITALL)
         except TimeoutError:
@@ -201,22 +207,23 @@ class Jailed:
     def _take_report(self, ran: Ran) -> bool:
         """Whether the interpreter has said how the test ended."""
         received = self._control.recv(READ_BYTES)
+        if not received or len(self._received) > TAIL_BYTES:
+            raise ConnectionError("the interpreter is gone, or talks nonsense")
         self._received += received
-        line, newline, rest = self._received.partition(b"\n")
-        if not newline:
-            if not received or len(line) > TAIL_BYTES:
-                raise ConnectionError("the interpreter is gone, or talks nonsense")
-            return False
-        self._received = rest
-        match line.split():
-            case [b"exit", code, left] if code.lstrip(b"-").isdigit():
-                ran.ended, ran.exit_code = "exit", int(code[:8])
-                self.spoiled |= left != b"0" or bool(rest)
-            case [b"fork", number] if number.isdigit():
-                raise Unavailable(f"a process for the test can't be had: {os.strerror(int(number[:8]))}")
-            case _:
-                raise ConnectionError("the interpreter talks nonsense")
-        return True
+        while b"\n" in self._received:
+            line, _, self._received = self._received.partition(b"\n")
+            match line.split():
+                case [b"run"] if not ran.began:
+                    ran.began = True
+                case [b"fork", number] if not ran.began and number.isdigit():
+                    raise Unavailable(f"a process for the test can't be had: {os.strerror(int(number[:8]))}")
+                case [b"exit", code, left] if ran.began and code.removeprefix(b"-").isdigit():
+                    ran.ended, ran.exit_code = "exit", int(code[:8])
+                    self.spoiled |= left != b"0" or bool(self._received)
+                    return True
+                case _:
+                    raise ConnectionError("the interpreter talks nonsense")
+        return False
 
     def end(self) -> None:
         """Kill the interpreter and all that is in its jail, and wait until it is gone."""

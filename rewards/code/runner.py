@@ -12,8 +12,8 @@ the fork, and of the interpreter's shutdown only those parts are done that can b
 
 Messages come over the socket FD, four bytes of length and then `marshal`: first (code, folders of packages, folders
 that must be empty between tests), then for each test (function or "", arguments), with its descriptors: stdin, stdout,
-stderr, and for results. The answers are lines: `ready`; for each test `exit CODE FILES`, where FILES is 1 if the test
-left some; or `fork ERRNO` where it couldn't be started.
+stderr, and for results. The answers are lines: `ready`; for each test `run` by its process and, when that has ended,
+`exit CODE FILES`, where FILES is 1 if the test left some; or `fork ERRNO` where there could be no process.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def serve(descriptor: int) -> Callable[[], None]:
             control.sendall(b"fork %d\n" % (error.errno or 0))
             pid = -1
         if pid == 0:
+            control.sendall(b"run\n")
             control.close()
             os.setsid()  # a signal to its own group is for itself only
             for number, passed in enumerate(descriptors[:3]):

@@ -130,10 +130,11 @@ FORGERIES = [
     pytest.param("def f(): return float('nan')", id="NaN"),
     pytest.param("import os\ndef f():\n    for fd in range(3, 64):\n        try: os.write(fd, b'[' * 50000)\n"
                  "        except OSError: pass\n    return 7", id="nested-too-deep"),
-    pytest.param("import ctypes, os\nlibc = ctypes.CDLL(None)\npidfd = libc.syscall(434, 1, 0)\n"
-                 "for fd in range(64):\n    got = libc.syscall(438, pidfd, fd, 0)\n"
-                 "    if got >= 0:\n        try: os.write(got, b'exit 0 0\\n')\n        except OSError: pass\n"
-                 "raise ValueError", id="a-report-in-the-name-of-the-runner"),
+    *(pytest.param("import ctypes, os\nlibc = ctypes.CDLL(None)\npidfd = libc.syscall(434, 1, 0)\n"
+                   "for fd in range(64):\n    got = libc.syscall(438, pidfd, fd, 0)\n"
+                   f"    if got >= 0:\n        try: os.write(got, {report!r})\n        except OSError: pass\n"
+                   "def f(): raise ValueError\nraise ValueError", id=f"says-{report!r}-in-the-name-of-the-runner")
+      for report in (b"exit 0 0\n", b"fork 11\n", b"run\nexit 0 0\n", b"\n", b"exit --1 0\n", b"x" * 50_000)),
 ]  # fmt: skip
 
 
