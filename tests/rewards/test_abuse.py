@@ -52,10 +52,9 @@ def shared():
     time.sleep(60)
 def files():
     """Memory that no process has mapped."""
-    held = []
-    while True:
-        held.append(os.memfd_create("x"))
-        for _ in range(3): os.write(held[-1], bytes(MIB))
+    held = [os.memfd_create("x") for _ in range(30)]
+    for number in held: os.write(number, bytes(3 * MIB))
+    time.sleep(60)
 
 def again(fork):
     """A bomb that doesn't mind being refused."""
@@ -110,7 +109,7 @@ EXPECTED = {
     "large": ("crash", "used more than 64 MiB (reward.limits.memory_mib)"),
     "mapped": ("crash", "used more than 64 MiB (reward.limits.memory_mib)"),
     "shared": ("crash", "used more than 64 MiB (reward.limits.memory_mib), and was killed"),
-    "files": ("crash", ""),
+    "files": ("crash", "used more than 64 MiB (reward.limits.memory_mib), and was killed"),
     "forks": ("crash", "had more than 16 processes and threads"),
     "forks_fast": ("crash", "had more than 16 processes and threads"),
     "forks_in_sessions": ("crash", "had more than 16 processes and threads"),
