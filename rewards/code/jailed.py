@@ -11,6 +11,7 @@ import contextlib
 import marshal
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -74,8 +75,9 @@ class Launcher:
     def of(cls, options: RewardOptions) -> Self:
         source = Path(__file__).with_name("runner.py").read_bytes()  # bytes: the locale must not matter
         held = options.sandbox == "bubblewrap"
+        program, *arguments = jail.command([jail.interpreter(), *FLAGS, "-c", BOOT], options)
         return cls(
-            jail.command([jail.interpreter(), *FLAGS, "-c", BOOT], options),
+            [shutil.which(program) or program, *arguments],  # found by this process's PATH, not by the jail's
             marshal.dumps(compile(source, "runner.py", "exec", dont_inherit=True)),
             jail.packages(),
             WRITABLE if held else (),
