@@ -218,6 +218,7 @@ async def test_a_server_that_is_given_up_breaks_its_answers_off_and_takes_no_mor
     await until(lambda: server.open_now == 0)
 
 
+@pytest.mark.slow
 async def test_as_many_requests_in_flight_as_asked_for(client: VllmClient, server: ScriptedServer) -> None:
     """P24: an HTTP client's usual limit is 100 connections."""
     server.order(GENERATE, *[Slow(0.5)] * 256)

@@ -200,6 +200,7 @@ def begin(
     return evaluations, tasks
 
 
+@pytest.mark.slow
 async def test_an_evaluation_whose_server_is_lost_ends_without_a_word(make_config: Make, tmp_path: Path) -> None:
     events: list[Any] = []
     async with ScriptedServer(str(tmp_path / "s"), label="3", token_s=0.01) as server, client(tmp_path) as asked:
@@ -247,6 +248,7 @@ EVALUATED = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_a_run_with_evaluations(make_config: Make, tmp_path: Path) -> None:
     config, book = make_config(*EVALUATED), tmp_path / "book.jsonl"
     async with Controller(config, recipes=scripted(token_s=0.0005, step_s=0.02, server_book=book)) as run:

@@ -346,6 +346,7 @@ async def test_one_that_fails_in_the_middle_takes_the_wave_with_it_and_the_next_
     assert one.bodies[0]["master_port"] == 29601
 
 
+@pytest.mark.slow
 async def test_one_that_says_nothing_is_given_up_at_the_deadline(world: World) -> None:
     world.swaps._timeout_s = 0.5
     one, _ = await world.server("0"), await world.server("1")
@@ -437,6 +438,7 @@ async def test_one_that_cant_finish_is_lost_alone(world: World) -> None:
     assert (one.paused, two.paused, two.label) == (True, False, "1")
 
 
+@pytest.mark.slow
 async def test_versions_that_differ_are_waves_of_their_own(world: World) -> None:
     one, two = await world.server("0"), await world.server("1")
     await world.publish(1)

@@ -63,6 +63,7 @@ class Hand:
         assert not self._thread.is_alive()
 
 
+@pytest.mark.slow
 async def test_a_run_with_ranks_from_elsewhere(
     make_config: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

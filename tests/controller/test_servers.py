@@ -219,6 +219,7 @@ async def test_a_server_that_cannot_be_used_after_its_restart_is_lost_with_the_r
         assert "its weight transfer backend is 'nccl', the run uses 'areal_file'" in event.why
 
 
+@pytest.mark.slow
 async def test_the_first_start_that_fails_is_an_error(config: Config, uds: str, hurry: None) -> None:
     folder = RunFolder.create(config, None)
     async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:

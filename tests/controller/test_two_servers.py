@@ -193,6 +193,7 @@ async def test_servers_that_answer_500_end_the_run_with_that_error(
                 await run.run()
 
 
+@pytest.mark.slow
 async def test_a_server_of_another_model_ends_the_run_if_it_is_the_only_one(make_config: Make) -> None:
     reason = "model.layers.3 has another shape. Nothing was loaded. Start server and trainer from the same model"
     other = [[Order("/init_weight_transfer_engine", Status(500, reason))]]

@@ -286,7 +286,8 @@ async def test_many_at_once(tmp_path: Path) -> None:
     assert await asyncio.gather(*(child.wait() for child in children)) == list(range(8))
 
 
-@pytest.mark.parametrize("fork", [pytest.param("no fork", marks=pytest.mark.slow), "fork"])
+@pytest.mark.slow
+@pytest.mark.parametrize("fork", ["no fork", "fork"])
 def test_when_the_controller_is_killed_nothing_is_left(tmp_path: Path, shm: str, fork: str) -> None:
     controller = subprocess.Popen(python(CONTROLLER, str(tmp_path), shm, fork), env={**os.environ, "TREE": TREE})
     pids = tree_pids(tmp_path)

@@ -83,7 +83,10 @@ def test_the_deadline(result_of: Callable[..., ScoreResult], function: str) -> N
     assert 0.3 <= found.seconds < 0.6
 
 
-@pytest.mark.parametrize(("function", "verdict"), [("hangs", "timeout"), ("returns", "given"), ("dies", "crash")])
+@pytest.mark.parametrize(
+    ("function", "verdict"),
+    [pytest.param("hangs", "timeout", marks=pytest.mark.slow), ("returns", "given"), ("dies", "crash")],
+)
 def test_all_that_a_check_started_ends_with_it(
     result_of: Callable[..., ScoreResult], tmp_path: Path, function: str, verdict: str
 ) -> None:
