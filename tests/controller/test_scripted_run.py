@@ -60,7 +60,7 @@ async def test_a_run_ends_with_all_steps_and_a_model(make_config: Make, tmp_path
     assert not run._parts.folder.runtime.exists()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_synchronous_training_is_a_plain_loop(make_config: Make, tmp_path: Path, ranks: int) -> None:
     """η = 0: the same groups in the same order with the same tokens as a loop of generate, train, load."""
     books = tmp_path / "books.jsonl"
@@ -179,6 +179,7 @@ async def test_a_workflow_that_raises_stops_the_run_with_its_traceback(make_conf
             await run.run()
 
 
+@pytest.mark.slow
 async def test_a_failure_within_the_budget_is_counted_and_replaced(make_config: Make) -> None:
     class Sometimes:
         async def run(self, session: Session, prompt: Prompt) -> Sample:
@@ -267,6 +268,7 @@ async def test_a_used_run_folder_is_refused(make_config: Make, tmp_path: Path) -
             pass
 
 
+@pytest.mark.slow
 def test_embedding_changes_no_signal_handler(make_config: Make) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
 

@@ -76,7 +76,7 @@ def test_columns_and_async_functions(result_of: Callable[..., ScoreResult]) -> N
     assert (found.verdict, found.reward) == ("given", 2.5)
 
 
-@pytest.mark.parametrize("function", ["sleeps", "spins"])
+@pytest.mark.parametrize("function", ["sleeps", pytest.param("spins", marks=pytest.mark.slow)])
 def test_the_deadline(result_of: Callable[..., ScoreResult], function: str) -> None:
     found = result_of(function, timeout_s=0.3)
     assert (found.verdict, found.reward) == ("timeout", 0.0)
