@@ -204,6 +204,7 @@ class Pool:
         self._router.goodbye(life.name)
         for asking in life.asking:
             asking.cancel()
+        self._hand_out()  # the worker that is left may take what it could not while there was another
         self._lost(life.name, why)
 
     # ----------------------------------------------------------------------------------------------------- the checks
