@@ -349,6 +349,25 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     ] = 3
     step_timeout_s: Annotated[Seconds, Meta(description="Deadline of one training step.")] = 3600.0
     start_timeout_s: Annotated[Seconds, Meta(description="Deadline of the trainer's start.")] = 600.0
+    max_restarts: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="How often lost trainer ranks are started again, from the newest checkpoint and with a growing "
+            "pause, before the run ends; forgotten when they have worked for ten minutes.",
+        ),
+    ] = 3
+
+
+class CheckpointConfig(Section, frozen=True, kw_only=True):
+    every_steps: Annotated[Count | None, Meta(description="A checkpoint after so many steps; null: not by steps.")] = (
+        None
+    )
+    every_minutes: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="A checkpoint at the end of the first step after so many minutes; null: not by time."),
+    ] = 20.0
+    keep: Annotated[Count, Meta(description="How many of the newest checkpoints are kept.")] = 2
 
 
 class WeightsConfig(Section, frozen=True, kw_only=True):
@@ -419,6 +438,7 @@ class Config(Section, frozen=True, kw_only=True):
     reward: RewardConfig = RewardConfig()
     train: TrainConfig
     weights: WeightsConfig = WeightsConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
     metrics: MetricsConfig = MetricsConfig()
@@ -487,5 +507,9 @@ class Config(Section, frozen=True, kw_only=True):
             servers=self.own_servers + len(self.rollout.urls),
             max_restarts=self.server.max_restarts,
             max_worker_restarts=self.reward.max_restarts,
+            max_trainer_restarts=self.train.max_restarts,
+            checkpoint_steps=self.checkpoint.every_steps or 0,
+            checkpoint_s=(self.checkpoint.every_minutes or 0.0) * 60,
+            checkpoint_keep=self.checkpoint.keep,
             eval_every=self.eval.every_steps or 0,
         )

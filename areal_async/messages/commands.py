@@ -98,12 +98,17 @@ class Swap(Command, frozen=True, kw_only=True, tag="swap"):
 
 
 class Restart(Command, frozen=True, kw_only=True, tag="restart"):
-    """End what is left of a server or a reward worker and start it again (a server by URL: shake hands again)
-    -> Joined or Lost. why: of its loss."""
+    """End what is left of a server, a reward worker or all trainer ranks and start it again (a server by URL: shake
+    hands again) -> Joined or Lost; of the trainer RolledBack and then Joined, or Lost. why: of its loss.
+
+    version: for the trainer, the version that it begins with: that of the newest checkpoint, or of the run's first
+    weights where there is none.
+    """
 
     peer: PeerKind
     id: str
     why: str
+    version: Version = 0
 
 
 class Evaluate(Command, frozen=True, kw_only=True, tag="evaluate"):
@@ -114,6 +119,15 @@ class Evaluate(Command, frozen=True, kw_only=True, tag="evaluate"):
     server: str
 
 
+class Checkpoint(Command, frozen=True, kw_only=True, tag="checkpoint"):
+    """Write the trainer's state of `version`, so that training can go back to it -> CheckpointDone or
+    Failed(of="checkpoint"). keep: versions whose checkpoints stay beside it; all others go once it is complete."""
+
+    version: Version
+    branch: int
+    keep: tuple[Version, ...]
+
+
 class Cancel(Command, frozen=True, kw_only=True, tag="cancel"):
     """Stop a sample: its rollout or its check. Nothing more is heard of it."""
 
@@ -122,7 +136,13 @@ class Cancel(Command, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Forget(Command, frozen=True, kw_only=True, tag="forget"):
-    """These samples won't be asked for again: their arrays may leave memory."""
+    """These samples aren't asked for again unless training goes back: their arrays may leave memory."""
+
+    samples: tuple[SampleId, ...]
+
+
+class Release(Command, frozen=True, kw_only=True, tag="release"):
+    """Nothing can ask for these samples again, no checkpoint that is kept either: they may leave the disk, too."""
 
     samples: tuple[SampleId, ...]
 
@@ -140,5 +160,18 @@ class Fail(Command, frozen=True, kw_only=True, tag="fail"):
 
 
 AnyCommand: TypeAlias = (
-    ReadGroup | StartSample | Score | Train | Publish | Swap | Restart | Evaluate | Cancel | Forget | Finish | Fail
+    ReadGroup
+    | StartSample
+    | Score
+    | Train
+    | Publish
+    | Swap
+    | Restart
+    | Evaluate
+    | Checkpoint
+    | Cancel
+    | Forget
+    | Release
+    | Finish
+    | Fail
 )

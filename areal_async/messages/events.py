@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from areal_async.messages.names import FinishReason, GroupId, PeerKind, SampleId, Verdict, Version
+from areal_async.messages.rules import Rules
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -80,11 +81,12 @@ class Failed(Event, frozen=True, kw_only=True, tag="failed"):
     of: "sample" (a workflow raised, or its deadline passed; id: the sample), "group" (its prompt can't be used: too
     long, unreadable; id: the group), "swap" (id: the server; it goes on under its old weights, so the swap may be tried
     again: a server that could not go on is `Lost`), "server" (id: the server; its numbers are wrong, so that starting
-    it again would not help), "evaluation" (id: the version), "train" (id: the step), "publish" (id: the version).
+    it again would not help), "evaluation" (id: the version), "train" (id: the step), "publish",
+    "checkpoint" (id: the version; the run goes on without it).
     why: the error for people, with the traceback where there is one.
     """
 
-    of: Literal["sample", "group", "swap", "server", "evaluation", "train", "publish"]
+    of: Literal["sample", "group", "swap", "server", "evaluation", "train", "publish", "checkpoint"]
     id: str
     why: str
     attempt: int = 0
@@ -135,11 +137,28 @@ class EvaluationDone(Event, frozen=True, kw_only=True, tag="evaluation_done"):
     seconds: float
 
 
+class CheckpointDone(Event, frozen=True, kw_only=True, tag="checkpoint_done"):
+    """The checkpoint of `version` is complete and on the disk. seconds: that training stood still for it. nbytes: of
+    its files."""
+
+    version: Version
+    branch: int
+    seconds: float
+    nbytes: int
+
+
 class RolledBack(Event, frozen=True, kw_only=True, tag="rolled_back"):
-    """The trainer holds version `to` again (a checkpoint): steps from there on are trained again, same batches."""
+    """Training goes back to version `to`, of a checkpoint or the first of the run: steps from there on are trained
+    again, same batches; `Joined` of the trainer, with that version, follows.
+
+    resumed: the rules that a new controller goes on with, from the log of one that ended; None where the trainer alone
+    was lost. After a resume no server, reward worker or trainer of before is there any more: all will join anew, with a
+    clean record. Which fields may differ from the rules before: `core.resuming.CHANGEABLE`.
+    """
 
     to: Version
     why: str
+    resumed: Rules | None = None
 
 
 class Woke(Event, frozen=True, kw_only=True, tag="woke"):
@@ -162,6 +181,7 @@ AnyEvent: TypeAlias = (
     | Published
     | Swapped
     | EvaluationDone
+    | CheckpointDone
     | RolledBack
     | Woke
     | StopRequested

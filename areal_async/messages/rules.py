@@ -30,7 +30,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ru
     outside have no reward. overlong_tokens, overlong_penalty: over the last so many tokens before max_new_tokens the
     reward falls linearly by up to the penalty (arXiv 2503.14476, eq. 13). servers: how many join at the start of the
     run. max_restarts: restarts of one server before it is left alone. max_worker_restarts: restarts of one reward
-    worker before the run ends. eval_every: steps between evaluations, 0: none.
+    worker before the run ends. max_trainer_restarts: restarts of the trainer before the run ends. checkpoint_steps,
+    checkpoint_s: a checkpoint after so many steps, and after so many seconds of the run clock, at the next step's end;
+    0: not for that reason; neither: none are made, and only a resume from the first weights is possible.
+    checkpoint_keep: how many of the newest are kept. eval_every: steps between evaluations, 0: none.
     """
 
     seed: int
@@ -68,5 +71,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ru
     wave: int = 1
     servers: int = 1
     max_restarts: int = 5
+    max_trainer_restarts: int = 3
+    checkpoint_steps: int = 0
+    checkpoint_s: float = 0.0
+    checkpoint_keep: int = 2
     max_worker_restarts: int = 5
     eval_every: int = 0

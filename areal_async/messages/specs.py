@@ -18,6 +18,7 @@ class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     `<publish_folder>/<shm_prefix>-v<version>.safetensors`. publish_dtype: of the published tensors.
     lr_schedule: after the warm-up the rate stays, or falls to lr × min_lr_share at optimiser step `updates`.
     clip_low, clip_high, dual_clip, weight_cap, over_cap, aggregation: see `engines.deepspeed.losses.Objective`.
+    checkpoint: folder of a checkpoint that the ranks begin with; "": the model in `model_path`, version 0.
     kl_coef: β of the distance to the model in `reference_path` (0: no reference model is loaded); kl_in: whether the
     estimate is added to the loss or taken from each token's advantage.
     """
@@ -52,6 +53,7 @@ class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     transport: Transport
     publish_folder: str
     shm_prefix: str
+    checkpoint: str = ""
 
 
 class TrainerConnection(msgspec.Struct, frozen=True, kw_only=True):

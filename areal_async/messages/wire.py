@@ -154,6 +154,21 @@ class ModelSaved(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     version: Version
 
 
+class SaveCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="save_checkpoint"):
+    """Write all that training needs to go on from the present weights, to the folder `path`, which exists; all ranks
+    -> CheckpointSaved. A trainer of another number of ranks can begin with it (`TrainerSpec.checkpoint`)."""
+
+    path: str
+
+
+class CheckpointSaved(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="checkpoint_saved"):
+    """Answer to a `SaveCheckpoint`: what this rank wrote is on the disk. nbytes: of its files."""
+
+    path: str
+    version: Version
+    nbytes: int
+
+
 class WorkerError(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="worker_error"):
     """Answer to a request that raised: the traceback."""
 
@@ -178,6 +193,8 @@ AnyWire: TypeAlias = (
     | ServersLeft
     | SaveModel
     | ModelSaved
+    | SaveCheckpoint
+    | CheckpointSaved
     | WorkerError
     | Train
     | StepDone
