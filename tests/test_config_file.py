@@ -112,7 +112,7 @@ def test_nothing_is_null(write, written):
         ("lr: 1", "lr: no such key; did you mean train.lr?"),
         ("laerning_rate: 1.0e-6", "laerning_rate: no such key; did you mean train.lr?"),
         ("train.lr: 1", "train.lr: no such key; write it as `lr:` indented under `train:`"),
-        ("zzz: 1", "zzz: no such key; the keys here are name, seed, model, data, rollout, server, reward, train, weights, eval, log, metrics, import_path, runs_dir, runtime_dir"),  # noqa: E501
+        ("zzz: 1", "zzz: no such key; the keys here are name, seed, model, data, rollout, server, reward, train, weights, checkpoint, eval, log, metrics, import_path, runs_dir, runtime_dir"),  # noqa: E501
         ("rollout: 5", "rollout: is a section, whose keys stand indented under it; not the number 5"),
         ("log: {segment_bytes: 1}", "log.segment_bytes: must be a whole number ≥ 65536, not the number 1; the nearest is 65536"),  # noqa: E501
     ],
