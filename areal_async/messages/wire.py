@@ -22,6 +22,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="he
 
     name: stays the same over restarts ("trainer.0", "rewards.1"). nonce: new for each incarnation. credits: how many
     requests may be unanswered at this worker at a time. parameters: of a trainer's rank 0, what it will publish.
+    version: of the weights that a trainer's rank begins with.
     """
 
     protocol: int
@@ -32,6 +33,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="he
     credits: int
     rank: int = 0
     world: int = 1
+    version: Version = 0
     parameters: tuple[ParameterInfo, ...] = ()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from areal_async.launch.recipes import Command, Recipes
-from areal_async.testing.trainer import VOCAB_SIZE
+from areal_async.testing.trainer import VOCAB_SIZE, TrainerOrder
 from areal_async.testing.vllm_server import Order
 
 
@@ -25,10 +25,11 @@ def scripted(
     books: Path | None = None,
     server_book: Path | None = None,
     orders: Mapping[str, Sequence[Sequence[Order]]] | None = None,
+    trainer_orders: Sequence[Sequence[TrainerOrder]] = (),
 ) -> Recipes:
     """token_s: seconds a token of an answer. step_s: seconds a training step. books: what the trainer has trained.
     server_book: what was asked of the servers. orders: by server (the name of its socket, `server-0`), the faults of
-    its first life, of its second, …; later lives have none."""
+    its first life, of its second, …; later lives have none. trainer_orders: the same of the trainer."""
     lives: Counter[str] = Counter()
 
     def server(*, uds: str, dtype: str, max_model_len: int, backend: str = "areal_file", **_: object) -> Command:
@@ -44,7 +45,10 @@ def scripted(
 
     def trainer(*, connect: str, spec: str, ranks: int, **_: object) -> Command:
         argv: Sequence[str] = [sys.executable, "-m", "areal_async.testing.trainer", "--connect", connect]
+        mine = trainer_orders[lives["trainer"]] if lives["trainer"] < len(trainer_orders) else ()
+        lives["trainer"] += 1
         argv = [*argv, "--spec", spec, "--ranks", str(ranks), "--step-s", str(step_s)]
+        argv = [*argv, "--orders", msgspec.json.encode(list(mine)).decode()]
         return [*argv, *(("--books", str(books)) if books else ())], {}
 
     return Recipes(server=server, trainer=trainer)

@@ -2,26 +2,35 @@
 
 What always holds: it speaks the real wire and writes real files in shared memory, so the controller can't tell it from
 the real one; what it has trained stands in its books (`--books`), a line of JSON a step and rank, written before it
-answers: the sample ids in order, their lengths, a checksum of their arrays.
+answers: step and branch, the sample ids in order, their lengths, a checksum of their arrays, and `state`, a number that
+stands for the weights: it depends on what was trained in which order and on nothing else (not on branch or ranks). A
+trainer that begins with a checkpoint goes on from the checkpoint's number. Faults come on order (`TrainerOrder`).
 
-As a program: `python -m areal_async.testing.trainer --connect A --spec F --ranks N [--step-s S] [--books FILE]`.
+As a program: `python -m areal_async.testing.trainer --connect A --spec F --ranks N [--step-s S] [--books FILE]
+[--orders JSON]`.
 """
 
 import argparse
 import json
 import os
+import sys
 import threading
 import time
 import zlib
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from areal_async.errors import TrainerError
 from areal_async.messages import (
     PROTOCOL,
     AnyWire,
+    CheckpointSaved,
     Goodbye,
     Hello,
     JoinServers,
@@ -31,6 +40,7 @@ from areal_async.messages import (
     ProbeResult,
     Publish,
     Published,
+    SaveCheckpoint,
     SaveModel,
     SendWeights,
     ServersJoined,
@@ -39,6 +49,7 @@ from areal_async.messages import (
     Train,
     TrainerSpec,
     WeightsSent,
+    WorkerError,
 )
 from areal_async.testing.vllm_server import drawn_logprob, drawn_token
 from areal_async.wire.dealer import Dealer, Request
@@ -47,19 +58,93 @@ POLL_S = 1.0
 VOCAB_SIZE = 128  # of the scripted server
 
 
-class ScriptedRank:
-    """One rank. step_s: how long a step takes. books: file that its steps are written to."""
+class Die(msgspec.Struct, frozen=True, tag=True):
+    """The process ends at once, with all of its ranks. after: when everything is done and only the answer is missing;
+    otherwise before anything is (of a checkpoint or a published file, a part is written then)."""
 
-    def __init__(self, rank: int, world: int, spec: TrainerSpec, step_s: float, books: Path | None) -> None:
+    after: bool = False
+
+
+class Fail(msgspec.Struct, frozen=True, tag=True):
+    """Do nothing and answer with an error; after a step (and instead of a Hello) the process ends, as the real one."""
+
+    why: str = "by script"
+
+
+class Silent(msgspec.Struct, frozen=True, tag=True):
+    """Do nothing and never answer, neither this nor anything later; beats go on."""
+
+
+class Late(msgspec.Struct, frozen=True, tag=True):
+    """Wait so long, then do it."""
+
+    seconds: float
+
+
+TrainerFault: TypeAlias = Die | Fail | Silent | Late
+Moment: TypeAlias = Literal["hello", "train", "publish", "probe", "checkpoint", "save"]
+
+
+class TrainerOrder(msgspec.Struct, frozen=True):
+    """What goes wrong. at: the step that is trained, or the version that is published or held; None: whichever it is.
+    rank: whose; None: everybody's. times: how often."""
+
+    on: Moment
+    fault: TrainerFault
+    at: int | None = None
+    rank: int | None = None
+    times: int = 1
+
+
+EXIT_CODE: Final = 7  # of a death by order
+
+
+class _Checkpointed(msgspec.Struct, frozen=True):
+    """A rank's file of a checkpoint. books: bytes of the books so far."""
+
+    version: int
+    state: int
+    rank: int
+    world: int
+    books: int
+
+
+class ScriptedRank:
+    """One rank. step_s: how long a step takes. books: file that its steps are written to.
+
+    Raises TrainerError if `spec.checkpoint` names no complete checkpoint.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        spec: TrainerSpec,
+        step_s: float,
+        books: Path | None,
+        orders: Sequence[TrainerOrder] = (),
+    ) -> None:
         self.rank = rank
         self.world = world
         self._spec = spec
         self._step_s = step_s
         self._books = books
-        self._version = 0
+        self._orders = orders
+        self._carried_out: Counter[int] = Counter()
+        self._version, self._state = _begin(Path(spec.checkpoint)) if spec.checkpoint else (0, 0)
 
     def serve(self, connect: str, secret: str, server_key: str | None = None) -> None:
         """Answer until the controller says goodbye. Raises WireError when it is gone."""
+        match self._order("hello", self._version):
+            case Die():
+                os._exit(EXIT_CODE)
+            case Fail(why=why):
+                print(f"trainer.{self.rank}: {why}", file=sys.stderr, flush=True)
+                os._exit(1)
+            case Silent():
+                threading.Event().wait()
+            case Late(seconds=seconds):
+                time.sleep(seconds)
         hello = Hello(
             protocol=PROTOCOL,
             secret=secret,
@@ -69,15 +154,53 @@ class ScriptedRank:
             credits=2,
             rank=self.rank,
             world=self.world,
+            version=self._version,
         )
         with Dealer(connect, hello, server_key=server_key) as dealer:
-            while True:
-                request = dealer.receive(POLL_S)
-                if request is None:
+            ended = self._serve(dealer)
+        if not ended:
+            os._exit(1)  # the other ranks wait in a collective call; torchrun ends them
+
+    def _serve(self, dealer: Dealer) -> bool:
+        """Whether it ended well."""
+        silent = False
+        while True:
+            request = dealer.receive(POLL_S)
+            if request is None:
+                continue
+            if isinstance(request.message, Goodbye):
+                return True
+            fault = self._order(*_moment(request.message, self._version))
+            silent = silent or isinstance(fault, Silent)
+            if silent:
+                continue
+            match fault:
+                case Fail(why=why):
+                    dealer.reply(request, WorkerError(why=why))
+                    if isinstance(request.message, Train):
+                        return False
                     continue
-                if isinstance(request.message, Goodbye):
-                    return
-                dealer.reply(request, *self._answer(request))
+                case Late(seconds=seconds):
+                    time.sleep(seconds)
+                case Die(after=False):
+                    self._begin_writing(request.message)
+                    os._exit(EXIT_CODE)
+            try:
+                message, arrays = self._answer(request)
+            except TrainerError as error:
+                dealer.reply(request, WorkerError(why=str(error)))
+                continue
+            if isinstance(fault, Die):
+                os._exit(EXIT_CODE)
+            dealer.reply(request, message, arrays)
+
+    def _order(self, on: Moment | None, at: int) -> TrainerFault | None:
+        for number, order in enumerate(self._orders):
+            mine = order.rank in (None, self.rank) and order.at in (None, at) and order.on == on
+            if mine and self._carried_out[number] < order.times:
+                self._carried_out[number] += 1
+                return order.fault
+        return None
 
     def _answer(self, request: Request) -> tuple[AnyWire, list[npt.NDArray[np.float32]]]:
         match request.message:
@@ -97,11 +220,39 @@ class ScriptedRank:
                 Path(path).mkdir(parents=True, exist_ok=True)
                 (Path(path) / "version").write_text(str(self._version))
                 return ModelSaved(path=path, version=self._version), []
+            case SaveCheckpoint(path=path):
+                nbytes = self._write_checkpoint(Path(path), self._checkpoint())
+                return CheckpointSaved(path=path, version=self._version, nbytes=nbytes), []
             case other:
                 raise ValueError(f"a trainer can't answer {other}")
 
+    def _checkpoint(self) -> bytes:
+        books = self._books.stat().st_size if self._books is not None and self._books.exists() else 0
+        return msgspec.json.encode(_Checkpointed(self._version, self._state, self.rank, self.world, books))
+
+    def _write_checkpoint(self, folder: Path, content: bytes) -> int:
+        with (folder / f"rank-{self.rank}.json").open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        descriptor = os.open(folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+        return len(content)
+
+    def _begin_writing(self, message: AnyWire) -> None:
+        match message:
+            case SaveCheckpoint(path=path):
+                self._write_checkpoint(Path(path), self._checkpoint()[:-20])
+            case Publish(version=version) if self.rank == 0 and self._spec.transport != "nccl":
+                self._location(version).with_suffix(".partial").write_text("vers")
+
     def _train(self, train: Train, request: Request) -> StepDone:
+        if train.step != self._version:
+            raise TrainerError(f"rank {self.rank} holds version {self._version} and was asked for step {train.step}")
         time.sleep(self._step_s)
+        trained = sorted((sample.sample, sample.advantage) for sample in train.samples)
+        self._state = zlib.crc32(msgspec.json.encode((train.step, trained)), self._state)
         lengths, *rest = request.arrays
         order = [index for minibatch in train.minibatches for micro in minibatch.ranks[self.rank] for index in micro]
         self._write(
@@ -114,6 +265,7 @@ class ScriptedRank:
                 "advantages": [train.samples[index].advantage for index in order],
                 "lengths": lengths.tolist(),
                 "checksum": zlib.crc32(b"".join(array.tobytes() for array in rest)),
+                "state": self._state,
             }
         )
         self._version = train.step + 1
@@ -121,22 +273,69 @@ class ScriptedRank:
         return StepDone(at=0.0, step=train.step, branch=train.branch, metrics=metrics)
 
     def _publish(self, publish: Publish) -> Published:
+        if publish.version != self._version:
+            raise TrainerError(f"version {publish.version} can't be published: the trainer holds {self._version}")
         if self._spec.transport == "nccl":
             there = f"nccl:{publish.version}"
             return Published(at=0.0, version=publish.version, branch=publish.branch, location=there, nbytes=0)
-        location = Path(f"/dev/shm/{self._spec.shm_prefix}-v{publish.version}.safetensors")
+        location = self._location(publish.version)
         if self.rank == 0:
             for version in publish.free:
-                Path(f"/dev/shm/{self._spec.shm_prefix}-v{version}.safetensors").unlink(missing_ok=True)
+                self._location(version).unlink(missing_ok=True)
             location.write_text(f"version {publish.version}")
         return Published(
             at=0.0, version=publish.version, branch=publish.branch, location=str(location), nbytes=len(str(location))
         )
 
+    def _location(self, version: int) -> Path:
+        return Path(f"/dev/shm/{self._spec.shm_prefix}-v{version}.safetensors")
+
     def _write(self, line: dict[str, object]) -> None:
         if self._books is not None:
             with self._books.open("a") as file:
                 file.write(json.dumps(line) + "\n")
+
+
+def surviving(books: Path) -> list[dict[str, Any]]:
+    """The lines of the books that belong to the history that survived: a step on a newer branch takes the place of all
+    steps of older branches from it on."""
+    lines: list[dict[str, Any]] = [json.loads(line) for line in books.read_text().splitlines()]
+    first: dict[int, int] = {}
+    for line in lines:
+        first[line["branch"]] = min(line["step"], first.get(line["branch"], line["step"]))
+    return [
+        line
+        for line in lines
+        if not any(branch > line["branch"] and step <= line["step"] for branch, step in first.items())
+    ]
+
+
+def _begin(folder: Path) -> tuple[int, int]:
+    """Version and state of the checkpoint in `folder`."""
+    try:
+        files = [msgspec.json.decode(path.read_bytes(), type=_Checkpointed) for path in folder.glob("rank-*.json")]
+    except (OSError, msgspec.DecodeError) as error:
+        raise TrainerError(f"checkpoint {folder}: a rank's file is broken: {error}") from error
+    if not files or {file.rank for file in files} != set(range(files[0].world)):
+        raise TrainerError(f"checkpoint {folder}: the files of some ranks are missing")
+    if len({(file.version, file.state) for file in files}) != 1:
+        raise TrainerError(f"checkpoint {folder}: the ranks' files are not of one version")
+    return files[0].version, files[0].state
+
+
+def _moment(message: AnyWire, held: int) -> tuple[Moment | None, int]:
+    match message:
+        case Train(step=step):
+            return "train", step
+        case Publish(version=version):
+            return "publish", version
+        case Probe():
+            return "probe", held
+        case SaveCheckpoint():
+            return "checkpoint", held
+        case SaveModel():
+            return "save", held
+    return None, held
 
 
 def logprobs_of(token_ids: npt.NDArray[np.generic], newest: int) -> npt.NDArray[np.float32]:
@@ -160,16 +359,19 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--step-s", type=float, default=0.0, help="seconds a step")
     parser.add_argument("--books", type=Path, help="file for what was trained")
+    parser.add_argument("--orders", default="[]", help="what goes wrong: a JSON list of TrainerOrder")
     arguments = parser.parse_args()
     spec = msgspec.json.decode(arguments.spec.read_bytes(), type=TrainerSpec)
     secret = os.environ["AREAL_ASYNC_SECRET"]
-    threads = [
-        threading.Thread(
-            target=ScriptedRank(rank, arguments.ranks, spec, arguments.step_s, arguments.books).serve,
-            args=(arguments.connect, secret),
-        )
-        for rank in range(arguments.ranks)
-    ]
+    orders = msgspec.json.decode(arguments.orders, type=list[TrainerOrder])
+    try:
+        ranks = [
+            ScriptedRank(rank, arguments.ranks, spec, arguments.step_s, arguments.books, orders)
+            for rank in range(arguments.ranks)
+        ]
+    except TrainerError as error:
+        sys.exit(f"trainer: {error}")
+    threads = [threading.Thread(target=rank.serve, args=(arguments.connect, secret)) for rank in ranks]
     for thread in threads:
         thread.start()
     for thread in threads:
