@@ -108,7 +108,11 @@ class Controller:
                     result = await parts.live(group, stack)
             except BaseExceptionGroup as errors:
                 raise first_cause(errors) from None
+            parts.tell_end(result.reason)
             return result
+        except BaseException as error:
+            parts.tell_end(f"it failed: {error}" if isinstance(error, ArealError) else f"it was ended by {error!r}")
+            raise
         finally:
             parts.folder.close()
             # The consumer of `steps` finds the task done, with its result or its error

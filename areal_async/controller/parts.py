@@ -30,6 +30,7 @@ from areal_async.controller.rollouts import Prompts, Rollouts, RolloutSettings
 from areal_async.controller.runfolder import RunFolder
 from areal_async.controller.samples import Samples
 from areal_async.controller.servers import Servers
+from areal_async.controller.status import StatusFile
 from areal_async.controller.trainer import Trainer
 from areal_async.controller.turn import Turn
 from areal_async.core.orchestrator import Orchestrator
@@ -104,6 +105,7 @@ class Parts:
         self._problems = Problems(config, self._text) if config.eval.every_steps else None
         self._evaluations: Evaluations | None = None
         self.metrics_url = ""
+        self._status: StatusFile | None = None  # not before this run has the log's lock: the file may be another's
         self.folder = RunFolder.create(config, run_dir)
 
     # ------------------------------------------------------------------------------------------------ a run's life
@@ -126,6 +128,8 @@ class Parts:
         )
         self._assemble(log, router)
         stack.callback(self._record.close)
+        self._status = self._status_file()
+        stack.callback(group.create_task(self._status.keep(), name="status").cancel)
         monitor = Monitor(
             self._config,
             self._record,
@@ -346,10 +350,25 @@ class Parts:
         """What the run is doing, or what it waits for."""
         return self._phase or self._waiting()
 
+    def tell_end(self, how: str) -> None:
+        """For `areal-async why`."""
+        if self._status is not None:
+            self._status.end(how)
+
     def _waiting(self) -> str:
+        return "; ".join([self._core.waiting(), *self._waits_outside()])
+
+    def _waits_outside(self) -> list[str]:
+        """Of the core: what it doesn't know."""
         evaluating = self._evaluations.progress if self._evaluations is not None else ""
-        waits = (self._core.waiting(), self._servers.fleet.waits(), self._checks.waits(), evaluating)
-        return "; ".join(words for words in waits if words)
+        return [words for words in (self._servers.fleet.waits(), self._checks.waits(), evaluating) if words]
+
+    def _status_file(self) -> StatusFile:
+        return StatusFile(
+            self.folder.root, self._config.name, self._config.train.steps, self._core,
+            phase=lambda: self._phase, waits=self._waits_outside, now=self.now,
+            last_event=lambda: self._last_event - self._begun,
+        )  # fmt: skip
 
     async def _watch_for_standstill(self) -> None:
         told_s = WATCHDOG_S

@@ -56,6 +56,16 @@ class Thing:
         """Something happened that left the state as it is."""
         self.happenings.append((at, self.state, why, words))
 
+    @property
+    def state_since(self) -> float:
+        """Run clock at which it came into its state, or the first moment of it that its story still has."""
+        since = self.happenings[-1][0]
+        for at, state, _, _ in reversed(self.happenings):
+            if state != self.state:
+                break
+            since = at
+        return since
+
     def story(self) -> str:
         """Its last happenings, a line each, the oldest first."""
         lines = [f"  {at:10.3f} s  {state:<10} {why.format(*words)}" for at, state, why, words in self.happenings]

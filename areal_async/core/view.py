@@ -6,6 +6,7 @@ What always holds: it only looks, and takes no longer because more is in flight.
 from dataclasses import dataclass
 
 from areal_async.core.parts import Parts
+from areal_async.core.restarts import Restarted
 from areal_async.messages import Version
 
 
@@ -20,9 +21,24 @@ class ServerView:
 
 
 @dataclass(frozen=True)
+class PeerView:
+    """One that works for the run: the trainer, a server, a reward worker. since: run clock at which its state began.
+    restart_at: run clock from which it starts again, None if there is nothing to wait for. restarts: so far. why: the
+    cause of its last loss."""
+
+    label: str
+    state: str
+    since: float
+    restart_at: float | None = None
+    restarts: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class View:
     """version, branch: of the trainer's weights. in_flight: samples with a place at a server. ready, outstanding:
-    groups. balance: as `Orchestrator.balance`."""
+    groups. balance: as `Orchestrator.balance`. peers: the trainer, the servers and the reward workers that have
+    joined."""
 
     trainer_state: str
     version: Version
@@ -32,6 +48,7 @@ class View:
     outstanding: int
     balance: dict[str, int]
     servers: tuple[ServerView, ...]
+    peers: tuple[PeerView, ...]
 
 
 def view(parts: Parts) -> View:
@@ -47,4 +64,13 @@ def view(parts: Parts) -> View:
         servers=tuple(
             ServerView(server.id, server.state, server.version, server.load) for server in parts.fleet.servers.values()
         ),
+        peers=(
+            PeerView(trainer.label, trainer.state, trainer.state_since),
+            *map(_peer, parts.fleet.servers.values()),
+            *map(_peer, parts.rewards.workers.values()),
+        ),
     )
+
+
+def _peer(peer: Restarted) -> PeerView:
+    return PeerView(peer.label, peer.state, peer.state_since, peer.restart_at, peer.restarts, peer.why)

@@ -141,10 +141,11 @@ def _group(group: Group) -> str:
 
 
 def _sample(sample: Sample) -> str:
+    since = sample.happenings[-1][0]
     if sample.state == "scoring":
-        return f"the check of sample {sample.id}"
+        return f"the check of sample {sample.id}, since {since:.1f} s"
     attempt = f", attempt {sample.attempt}" if sample.attempt else ""
-    return f"sample {sample.id} on server {sample.server}{attempt}"
+    return f"sample {sample.id} on server {sample.server}{attempt}, since {since:.1f} s"
 
 
 def _some(names: Sequence[str]) -> str:

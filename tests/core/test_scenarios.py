@@ -179,7 +179,8 @@ def test_a_straggler_makes_the_batch_test_wait_and_is_named() -> None:
     world.settle("score")
     assert world.core.balance()["outstanding"] == 4
     assert not world.find("train")  # three groups are ready, two would do: but group 0 would be too old in step 2
-    assert world.core.waiting() == "step 1 waits for group 0 (floor 0, deadline 1) <- sample 0.0 on server server0"
+    words = "step 1 waits for group 0 (floor 0, deadline 1) <- sample 0.0 on server server0, since 6.0 s"
+    assert world.core.waiting() == words
     world.answer(("sample", "0.0", "0"))
     assert "the check of sample 0.0" in world.core.waiting()
     world.settle("score")
