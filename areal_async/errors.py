@@ -45,6 +45,14 @@ class LogError(ArealError):
     """The run log can't be written, or what is in it can't be right."""
 
 
+class DiskFull(LogError):
+    """There is no room to write the run log. Nothing is lost; writing goes on, where it stopped, once there is room."""
+
+
+class Released(LogError):
+    """The arrays of a sample were deleted because nobody can ask for them again; the decisions are kept."""
+
+
 class IllegalTransition(ArealError):
     """A life cycle was asked for a transition that its table doesn't have; the message holds the thing's story."""
 

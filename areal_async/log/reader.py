@@ -1,6 +1,6 @@
 """Reading a run's log folder: records in their order, payloads by reference, torn ends.
 
-What always holds: the reader changes nothing, but for `cut_torn_end`, which only the writer calls. A torn end of the
+What always holds: the reader changes nothing, but for `cut`, which only the writer calls. A torn end of the
 decision log is said (`on_torn`) and left out; anything else that isn't right raises LogError with file and offset.
 The log of a run that is still going on can be read; its end then may look torn, for the writer is in the middle of it.
 """
@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from areal_async.errors import LogError
+from areal_async.errors import LogError, Released
 from areal_async.log import format as fmt
 from areal_async.log import payloads
 from areal_async.log.format import HEAD_BYTES, HEADER_BYTES, Entry, FileKind, Head, PayloadRef, Torn
 from areal_async.log.payloads import Payload
-from areal_async.messages import AnyRecord, Rules
+from areal_async.messages import AnyRecord, CheckpointDone, Release, Rules, SampleDone
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,7 @@ def read_records(folder: Path, on_torn: Callable[[Torn], None] = warn) -> Iterat
         try:
             entry = _ENTRIES.decode(body)
         except msgspec.DecodeError as error:
-            raise LogError(
-                f"{path}: the record at offset {offset} is whole but unknown to this version: {error}"
-            ) from None
+            raise unknown(path, offset, error) from None
         if first and not isinstance(entry.record, Rules):
             raise LogError(
                 f"{path}: the first record is {type(entry.record).__name__}, not Rules; it isn't a run's log"
@@ -65,9 +63,36 @@ def read_records(folder: Path, on_torn: Callable[[Torn], None] = warn) -> Iterat
         yield Record(entry.record, entry.payload, offset)
 
 
+def unknown(path: Path, offset: int, error: msgspec.DecodeError) -> LogError:
+    return LogError(f"{path}: the record at offset {offset} is whole but unknown to this version: {error}")
+
+
 def read_payload(folder: Path, ref: PayloadRef) -> Payload:
-    """The arrays that a record refers to. Raises LogError if they are missing or damaged."""
+    """The arrays that a record refers to. Raises LogError if they are missing or damaged; `Released` if that is because
+    nobody needs them any more (to find that out the decision log is read)."""
+    if not fmt.payload_path(folder, ref.segment).exists():
+        _raise_if_released(folder, ref)
     return payloads.read(folder, ref)
+
+
+def _raise_if_released(folder: Path, ref: PayloadRef) -> None:
+    sample, attempt, checkpoint = "", 0, 0
+    for record in read_records(folder):
+        match record.message:
+            case SampleDone() as done if record.payload == ref:
+                sample, attempt = done.sample, done.attempt
+            case SampleDone() as done if sample and done.sample == sample:
+                raise Released(
+                    f"{fmt.payload_path(folder, ref.segment)}: sample {sample}, attempt {attempt} was replaced by its"
+                    f" attempt {done.attempt}, and its arrays were deleted; the decisions are kept"
+                )
+            case CheckpointDone():
+                checkpoint = record.message.version
+            case Release() as release if sample in release.samples:
+                raise Released(
+                    f"{fmt.payload_path(folder, ref.segment)}: sample {sample}, attempt {attempt} was released after"
+                    f" checkpoint {checkpoint}, and its arrays were deleted; the decisions are kept"
+                )
 
 
 def scan(path: Path, kind: FileKind) -> Iterator[tuple[int, bytes] | Torn]:
@@ -94,30 +119,40 @@ def scan(path: Path, kind: FileKind) -> Iterator[tuple[int, bytes] | Torn]:
             offset += HEAD_BYTES + head.nbytes
 
 
-def index_payloads(folder: Path) -> Iterator[tuple[payloads.PayloadHeader, PayloadRef]]:
-    """Which samples lie where, by the heads of all payload records; the arrays are neither read nor checked.
+def index_segment(folder: Path, number: int) -> Iterator[tuple[payloads.PayloadHeader, PayloadRef] | Torn]:
+    """Which samples lie where in a payload segment, by the heads of its records; a `Torn` comes last if the end is torn
+    (of any segment: before a loss of power the system may have written the next one first).
 
-    Raises LogError for a damaged head. A torn end (of any segment: before a loss of power the system may have written
-    the next one first) is said and left out; who refers to what was there gets an error from `read_payload`.
+    The arrays are neither read nor checked. Raises LogError for a damaged head.
     """
+    path = fmt.payload_path(folder, number)
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        header = file.read(HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
+            yield Torn(path, 0, len(header))
+            return
+        fmt.check_file_header(path, header, "payloads")
+        offset = HEADER_BYTES
+        while offset < size:
+            file.seek(offset)
+            head = _whole_head(path, offset, file.read(HEAD_BYTES), file.read)
+            end = offset + HEAD_BYTES + head.nbytes if head else size + 1
+            if end > size:
+                yield Torn(path, offset, size - offset)
+                return
+            yield payloads.read_header(file, path, offset, end), PayloadRef(number, offset, end - offset)
+            offset = end
+
+
+def index_payloads(folder: Path) -> Iterator[tuple[payloads.PayloadHeader, PayloadRef]]:
+    """`index_segment` of all segments of the folder; torn ends are said and left out."""
     for number in fmt.payload_segments(folder):
-        path = fmt.payload_path(folder, number)
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            header = file.read(HEADER_BYTES)
-            if len(header) == HEADER_BYTES:
-                fmt.check_file_header(path, header, "payloads")
-            offset = len(header)
-            while HEADER_BYTES <= offset < size:
-                file.seek(offset)
-                head = _whole_head(path, offset, file.read(HEAD_BYTES), file.read)
-                end = offset + HEAD_BYTES + head.nbytes if head else size + 1
-                if end > size:
-                    break
-                yield payloads.read_header(file, path, offset, end), PayloadRef(number, offset, end - offset)
-                offset = end
-            if offset != size or size < HEADER_BYTES:
-                warn(Torn(path, offset, size - offset))
+        for item in index_segment(folder, number):
+            if isinstance(item, Torn):
+                warn(item)
+            else:
+                yield item
 
 
 def find_torn_end(path: Path, kind: FileKind) -> Torn | None:
@@ -125,13 +160,10 @@ def find_torn_end(path: Path, kind: FileKind) -> Torn | None:
     return next((item for item in scan(path, kind) if isinstance(item, Torn)), None)
 
 
-def cut_torn_end(path: Path, kind: FileKind) -> Torn | None:
-    """Shorten the file by its torn end, if it has one, and say so. Only who holds the folder's lock may do this."""
-    torn = find_torn_end(path, kind)
-    if torn is not None:
-        log.warning("%s; cut, nothing that was handled is lost", torn)
-        os.truncate(path, torn.offset)
-    return torn
+def cut(torn: Torn) -> None:
+    """Shorten the file by its torn end, and say so. Only who holds the folder's lock may do this."""
+    log.warning("%s; cut, nothing that was handled is lost", torn)
+    os.truncate(torn.path, torn.offset)
 
 
 def _whole_head(path: Path, offset: int, data: bytes, rest: Callable[[], bytes]) -> Head | None:

@@ -5,7 +5,8 @@ What always holds:
 - records go to disk in the order of appending, and a sample before any record that may refer to it;
 - `flush` makes one system call a file, and after it `kill -9` loses nothing. When the disk is full it raises, nothing
   is lost or doubled, and it can be called again;
-- only `sync` (after a loss of power nothing is lost either) waits for the disk, in the one thread of this class.
+- only `sync` (after a loss of power nothing is lost either) waits for the disk, in the one thread of this class;
+- a payload segment is deleted by `sync`, once the records that say that nobody needs its samples are on the disk.
 A folder that has a log already is continued: torn ends are cut and said; samples are found again.
 """
 
@@ -21,10 +22,10 @@ from typing import Final
 
 import msgspec
 
-from areal_async.errors import LogError
+from areal_async.errors import DiskFull, LogError
 from areal_async.log import format as fmt
-from areal_async.log import payloads, reader
-from areal_async.log.format import Entry, PayloadRef
+from areal_async.log import payloads, reader, recovery
+from areal_async.log.format import Entry, PayloadRef, Torn
 from areal_async.log.payloads import Segment
 from areal_async.messages import AnyRecord, Rules, SampleId
 from areal_async.wire.arrays import Array
@@ -43,12 +44,13 @@ class RunLog:
         self.folder = folder
         self._segment_bytes = segment_bytes
         self._encoder = msgspec.msgpack.Encoder()
-        self._places: dict[SampleId, dict[int, PayloadRef]] = {}
         self._retired: list[Segment] = []  # full; written and synced, then closed
         with contextlib.ExitStack() as opened:
             opened.callback(os.close, _lock(folder))
             try:
-                self._segment = self._recover()
+                recovered = recovery.recover(folder)
+                self._places = recovered.places
+                self._segment = Segment(folder, recovered.next)
                 opened.callback(lambda: os.close(self._segment.fd))  # the one that is the last by then
                 path = folder / fmt.DECISIONS_NAME
                 self._decisions = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -56,9 +58,9 @@ class RunLog:
             except OSError as error:
                 raise LogError(f"{folder}: the log can't be opened: {error}") from None
             self._opened = opened.pop_all()
-        size = os.fstat(self._decisions).st_size
-        self._pending = bytearray() if size else bytearray(fmt.file_header("decisions"))
-        self._begun = size > fmt.HEADER_BYTES
+        self._written = os.fstat(self._decisions).st_size
+        self._pending = bytearray() if self._written else bytearray(fmt.file_header("decisions"))
+        self._begun = self._written > fmt.HEADER_BYTES
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="run log")
 
     def append(self, record: AnyRecord, payload: PayloadRef | None = None) -> None:
@@ -78,14 +80,18 @@ class RunLog:
         if self._segment.end >= self._segment_bytes:
             self._begin_segment()
         ref = self._segment.put(payloads.encode(sample, attempt, arrays))
-        self._places.setdefault(sample, {})[attempt] = ref
+        self._places.add(sample, attempt, ref)
         return ref
+
+    def has(self, sample: SampleId, attempt: int) -> bool:
+        """Whether `get` has the arrays. After a loss of power they may be gone though a record refers to them."""
+        return self._find(sample, attempt) is not None
 
     def get(self, sample: SampleId, attempt: int) -> list[Array]:
         """The arrays as they were put: dtype, shape, every bit. Own memory. Raises LogError if there are none."""
-        ref = self._places.get(sample, {}).get(attempt)
+        ref = self._find(sample, attempt)
         if ref is None:
-            raise LogError(f"{self.folder}: sample {sample}, attempt {attempt} is not in the log, or was forgotten")
+            raise LogError(f"{self.folder}: sample {sample}, attempt {attempt} is not in the log, or was released")
         payload = self._read(ref)
         if (payload.sample, payload.attempt) != (sample, attempt):
             raise LogError(
@@ -95,16 +101,25 @@ class RunLog:
         return payload.arrays
 
     def forget(self, samples: Iterable[SampleId]) -> None:
-        """`get` won't be asked for these any more. They stay on disk, where references to them stay good."""
-        for sample in samples:
-            self._places.pop(sample, None)
+        """`get` is hardly asked for these any more: their places leave memory, and are looked for where it is."""
+        self._places.forget(samples)
+
+    def release(self, samples: Iterable[SampleId]) -> None:
+        """`get` won't be asked for these again. A segment in which nothing else is needed is deleted by the next
+        `sync`, after the record (append it first) that says so has reached the disk."""
+        self._places.release(samples)
+
+    def position(self) -> tuple[int, int]:
+        """Where the next record will begin in `decisions.log`, and the number of the segment that is written."""
+        return self._written + len(self._pending), self._segment.number
 
     def flush(self) -> None:
         """Hand everything to the operating system: samples, then records. One write a file if it is taken whole.
 
-        Raises LogError if that fails, a full disk included: nothing is lost, and `flush` can be called again.
+        Raises DiskFull: nothing is lost, and `flush` can be called again. Raises LogError if it fails otherwise.
         """
         path = self.folder / fmt.DECISIONS_NAME
+        before = len(self._pending)
         try:
             for segment in (*self._retired, self._segment):
                 path = segment.path
@@ -113,17 +128,20 @@ class RunLog:
             fmt.write_all(self._decisions, self._pending)
         except OSError as error:
             raise self._not_written(path, error) from None
+        finally:
+            self._written += before - len(self._pending)
 
     async def sync(self) -> None:
-        """Flush, and return when all of it is on the disk itself. Raises LogError.
+        """Flush, and return when all of it is on the disk itself and what nobody needs is deleted. Raises LogError.
 
-        After an error of the disk itself nothing can be said about what is on it: end the run, resume from what is
-        there.
+        DiskFull comes from the flush: call again. After an error of the disk itself nothing can be said about what is
+        on it: end the run, resume from what is there.
         """
         self.flush()
         retired, self._retired = self._retired, []
         kept = [self._segment.fd, self._decisions]
-        done = self._thread.submit(_sync, [segment.fd for segment in retired], kept, self.folder)
+        unneeded = [fmt.payload_path(self.folder, n) for n in self._places.drop_unneeded(writing=self._segment.number)]
+        done = self._thread.submit(_sync, [segment.fd for segment in retired], kept, unneeded, self.folder)
         try:
             await asyncio.shield(asyncio.wrap_future(done))  # shield: if we are cancelled, it still ends its work
         except OSError as error:
@@ -139,12 +157,24 @@ class RunLog:
             self.flush()
 
     def _begin_segment(self) -> None:
+        """Where there is no room for a new file the present one grows on: `put` has memory, and can't wait."""
         try:
             following = Segment(self.folder, self._segment.number + 1)
         except OSError as error:
+            if error.errno in _FULL:
+                return
             raise self._not_written(fmt.payload_path(self.folder, self._segment.number + 1), error) from None
         self._retired.append(self._segment)
         self._segment = following
+
+    def _find(self, sample: SampleId, attempt: int) -> PayloadRef | None:
+        number = self._places.forgotten_in(sample)
+        if number is not None:  # others were forgotten with it, and will be asked for, too
+            self.flush()  # they are looked for in the file
+            for item in reader.index_segment(self.folder, number):
+                if not isinstance(item, Torn):
+                    self._places.found_again(item[0].sample, item[0].attempt, item[1])
+        return self._places.of(sample, attempt)
 
     def _read(self, ref: PayloadRef) -> payloads.Payload:
         for segment in (self._segment, *self._retired):
@@ -152,21 +182,9 @@ class RunLog:
                 return segment.get(ref)
         return payloads.read(self.folder, ref)
 
-    def _recover(self) -> Segment:
-        """Cut torn ends, find the samples that are there, open the last segment (or the first one)."""
-        decisions = self.folder / fmt.DECISIONS_NAME
-        if decisions.exists():
-            reader.cut_torn_end(decisions, "decisions")
-        numbers = fmt.payload_segments(self.folder)
-        if numbers:
-            reader.cut_torn_end(fmt.payload_path(self.folder, numbers[-1]), "payloads")
-        for header, ref in reader.index_payloads(self.folder):
-            self._places.setdefault(header.sample, {})[header.attempt] = ref
-        return Segment(self.folder, numbers[-1] if numbers else 1)
-
     def _not_written(self, path: Path, error: OSError) -> LogError:
         if error.errno in _FULL:
-            return LogError(
+            return DiskFull(
                 f"{path}: no room to write the log ({error.strerror}). Nothing is lost: make room, then the run goes on"
             )
         return LogError(f"{path}: the log can't be written: {error}")
@@ -198,11 +216,13 @@ def _lock(folder: Path) -> int:
     return fd
 
 
-def _sync(retired: Sequence[int], kept: Sequence[int], folder: Path) -> None:
-    """In the thread: samples first, then records, then the names of new files. Closes `retired`, whatever happens."""
+def _sync(retired: Sequence[int], kept: Sequence[int], unneeded: Sequence[Path], folder: Path) -> None:
+    """In the thread: samples first, then records, then the names of files. Closes `retired`, whatever happens."""
     try:
         for fd in (*retired, *kept):
             os.fdatasync(fd)
+        for path in unneeded:
+            path.unlink(missing_ok=True)
         directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(directory)

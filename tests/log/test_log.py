@@ -135,15 +135,15 @@ def test_what_was_put_is_a_copy(tmp_path: Path) -> None:
         assert log.get("0.0", 0)[0].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_attempts_are_apart_and_samples_can_be_forgotten(tmp_path: Path) -> None:
+def test_attempts_are_apart_and_samples_can_be_released(tmp_path: Path) -> None:
     with closing(RunLog(tmp_path, MANY)) as log:
         first = log.put("0.0", 0, [np.array([1])])
         log.put("0.0", 1, [np.array([2])])
         assert [log.get("0.0", attempt)[0].item() for attempt in (0, 1)] == [1, 2]
         with pytest.raises(LogError, match=r"sample 0\.0, attempt 2 is not in the log"):
             log.get("0.0", 2)
-        log.forget(["0.0", "9.9"])
-        with pytest.raises(LogError, match="was forgotten"):
+        log.release(["0.0", "9.9"])
+        with pytest.raises(LogError, match="was released"):
             log.get("0.0", 0)
     assert reader.read_payload(tmp_path, first).arrays[0].item() == 1
 
