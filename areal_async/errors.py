@@ -41,6 +41,10 @@ class WireError(ArealError):
     """A message between processes is malformed, refused, or wasn't answered in time."""
 
 
+class NoAnswer(WireError):
+    """A worker that is there has not answered within the deadline."""
+
+
 class LogError(ArealError):
     """The run log can't be written, or what is in it can't be right."""
 

@@ -179,7 +179,7 @@ class Pool:
         return life
 
     async def _until_there(self, life: _Life) -> None:
-        await wait_for_start(life.child, life.there.wait(), START_TIMEOUT_S)
+        await wait_for_start(life.child, life.there.wait(), START_TIMEOUT_S, "a reward worker's time to start")
         self._crew.start(self._watch(life), f"watch {life.name}")
 
     async def _restart(self, name: str) -> None:

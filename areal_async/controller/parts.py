@@ -98,7 +98,7 @@ class Parts:
         self._meter = Meter(config.own_servers + len(config.rollout.urls))
         self._samples = Samples()
         self._secret = secrets.token_hex(32)
-        self._phase = ""
+        self._phase = "starting"  # nobody knows yet what is waited for
         self._begun = time.monotonic()
         self._last_event = self._begun
         self._stop = asyncio.Event()
@@ -127,6 +127,7 @@ class Parts:
             Router(self._address, self._secret, self._on_joined, self._on_lost, self._config.train.listen)
         )
         self._assemble(log, router)
+        self._phase = ""
         stack.callback(self._record.close)
         self._status = self._status_file()
         stack.callback(group.create_task(self._status.keep(), name="status").cancel)
@@ -166,7 +167,11 @@ class Parts:
         self._take = self._turn.take
         identity = server_identity(config, self._text)
         self._prompts = Prompts(self._data)
-        self._trainer = Trainer(config, self._recipes, router, samples, crew, take=self._take, now=self.now)
+        self._trainer = Trainer(
+            config, self._recipes, router, samples, crew,
+            checkpoint_folder=lambda version: self.folder.root / "checkpoints" / f"step-{version}",
+            take=self._take, now=self.now,
+        )  # fmt: skip
         self._checks = Pool(
             config.reward, self._reward_spec, self._recipes, router, crew,
             joined=self._on_worker_there, lost=self._on_worker_lost,
@@ -269,6 +274,8 @@ class Parts:
                 self._servers.swap(command)
             case Restart(peer="server"):
                 self._servers.restart(command)
+            case Restart(peer="trainer"):
+                self._trainer.restart(command)
             case Restart():
                 self._checks.restart(command.id)
             case Evaluate():
@@ -326,7 +333,7 @@ class Parts:
         elif isinstance(event, Lost) and event.peer == "rewards":
             logger.warning("reward worker %s is lost: %s", event.id, event.why)
         if isinstance(event, StepDone):
-            self._crew.start(self._log.sync(), f"sync of the log after step {event.step}")
+            self._crew.start(self._turn.sync(), f"sync of the log after step {event.step}")
 
     def _on_joined(self, hello: Hello) -> str | None:
         part = self._trainer if hello.worker == "trainer" else self._checks
@@ -340,7 +347,7 @@ class Parts:
 
     def _on_lost(self, name: str, why: str) -> None:
         if name.startswith("trainer"):
-            self._take(Lost(at=self.now(), peer="trainer", id=name, why=f"{name}: {why}"))
+            self._trainer.on_lost(name, why)
         else:
             self._checks.on_lost(name, why)
 

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -50,20 +50,25 @@ def advertised(address: str) -> str:
     return f"tcp://{socket.gethostname() if host in ANY_HOST else host}:{port}"
 
 
-def instructions(path: Path, ranks: int) -> str:
-    """What to type for the ranks to come."""
+def instructions(path: Path, ranks: int, *, again: bool) -> str:
+    """What to type for the ranks to come. again: after a loss."""
     torchrun = "torchrun --nnodes=NODES --node-rank=N --nproc-per-node=GPUS --master-addr=HOST --master-port=PORT"
+    before = (
+        "a trainer rank was lost, and this run can't start ranks on other hosts: end what is left of torchrun on each "
+        f"of them (Ctrl-C), copy {path} there again (it names the checkpoint to begin with), and start torchrun again. "
+    )
     return (
-        f"waiting for {ranks} trainer rank(s). On each of their hosts, with {path} copied there (it holds the run's "
-        f"secret):\n  {torchrun} -m areal_async worker trainer --connect {path}"
+        f"{before if again else ''}waiting for {ranks} trainer rank(s). On each of their hosts, with {path} copied "
+        f"there (it holds the run's secret):\n  {torchrun} -m areal_async worker trainer --connect {path}"
     )
 
 
-async def wait_for_ranks(complete: asyncio.Event, missing: Callable[[], list[str]], timeout_s: float) -> None:
-    """Return when all are there. Errors: LaunchError that names those that aren't."""
+async def wait_for_ranks(there: Awaitable[None], missing: Callable[[], list[str]], timeout_s: float) -> None:
+    """Return when all are there, which `there` waits for. Errors: LaunchError that names those that aren't; whatever
+    `there` raises."""
     try:
         async with asyncio.timeout(timeout_s):
-            await complete.wait()
+            await there
     except TimeoutError:
         names = missing()
         more = f" and {len(names) - SHOWN_RANKS} more" if len(names) > SHOWN_RANKS else ""

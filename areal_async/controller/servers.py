@@ -20,7 +20,7 @@ from areal_async.config import Config
 from areal_async.controller.crew import Crew
 from areal_async.controller.nccl_swaps import AskRank, NcclSwaps
 from areal_async.controller.runfolder import RunFolder
-from areal_async.controller.starting import wait_for_start
+from areal_async.controller.starting import SERVER_MEMORY, explained, wait_for_start
 from areal_async.errors import ArealError, HandshakeError, ServerError, WireError
 from areal_async.launch.child import Child, ChildSpec
 from areal_async.launch.placement import gpus_here, place
@@ -92,7 +92,8 @@ async def start_server(
     stack.push_async_callback(child.stop, STOP_GRACE_S)
     client = await stack.enter_async_context(VllmClient(name, f"unix:{socket}"))
     try:
-        await wait_for_start(child, _answering(client), server.start_timeout_s)
+        deadline = "server.start_timeout_s"
+        await wait_for_start(child, _answering(client), server.start_timeout_s, deadline, SERVER_MEMORY)
         await handshake(client, identity)
     except ArealError:
         await child.stop(STOP_GRACE_S)  # the run may go on without it
@@ -259,7 +260,7 @@ class Servers:
 
     async def _watch_child(self, life: _Life, child: Child) -> None:
         await child.wait()
-        self._lose(life, child.why())
+        self._lose(life, explained(child, SERVER_MEMORY))
 
     async def _watch_health(self, life: _Life) -> None:
         """Of a server that is no child of ours: looked at now and then, and at once when a request failed there."""

@@ -24,7 +24,7 @@ from typing import Final, TypeAlias
 import zmq
 import zmq.asyncio
 
-from areal_async.errors import WireError
+from areal_async.errors import NoAnswer, WireError
 from areal_async.messages import PROTOCOL, AnyWire, Beat, Goodbye, Hello, Refused, Welcome, WorkerError
 from areal_async.wire import beats, curve, frames
 from areal_async.wire.arrays import Array
@@ -154,7 +154,7 @@ class Router:
             async with asyncio.timeout(deadline_s):
                 answer, answer_arrays = await request.answer
         except TimeoutError:
-            raise WireError(
+            raise NoAnswer(
                 f"{name} did not answer {type(message).__name__} {id} within {deadline_s:g} s:"
                 f" {self._where(worker, id)}"
             ) from None

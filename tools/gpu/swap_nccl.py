@@ -114,8 +114,8 @@ class Machine:
         )  # fmt: skip
         trainer = await self._child(stack, "trainer", argv, env | {"AREAL_ASYNC_SECRET": secret})
         await stack.enter_async_context(self.client)
-        await wait_for_start(trainer, self._joined(), START_S)
-        await wait_for_start(server, self._answering(), START_S)
+        await wait_for_start(trainer, self._joined(), START_S, "START_S")
+        await wait_for_start(server, self._answering(), START_S, "START_S")
 
     async def _joined(self) -> None:
         self.parameters = (await self.hellos.get()).parameters
