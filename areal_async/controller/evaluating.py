@@ -124,21 +124,21 @@ class Evaluations:
         self._begun[command.version] += 1
         try:
             await self._examine(command, tally, attempt)
-        except Exception as error:  # also of a workflow: the run goes on, the core decides about this evaluation
+            seconds = time.monotonic() - begun
+            result = Evaluation(
+                version=command.version,
+                server=command.server,
+                time_s=round(self._now(), 3),
+                **msgspec.structs.asdict(tally.result(seconds)),
+            )
+            self._write(result)
+        except Exception as error:  # also of a workflow or the disk: the run goes on, the core decides about this one
             if isinstance(error, ServerError) and await self._has_died(command.server):
                 return
             told = str(error) if isinstance(error, ServerError) else "".join(traceback.format_exception(error))
             why = f"evaluation of version {command.version} on server {command.server}: {told}"
             self._take(Failed(at=self._now(), of="evaluation", id=str(command.version), attempt=attempt, why=why))
             return
-        seconds = time.monotonic() - begun
-        result = Evaluation(
-            version=command.version,
-            server=command.server,
-            time_s=round(self._now(), 3),
-            **msgspec.structs.asdict(tally.result(seconds)),
-        )
-        self._write(result)
         self._done(result)
         logger.info("%s", in_words(result))
         self._take(

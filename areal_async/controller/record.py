@@ -7,12 +7,13 @@ that it does for an event grows with what is in flight.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import msgspec
 
 from areal_async.controller.checks import Pool
 from areal_async.controller.evaluating import Evaluation
+from areal_async.controller.growing_file import GrowingFile
 from areal_async.controller.metrics import (
     BatchFigures,
     LostByLength,
@@ -73,7 +74,7 @@ class Record:
         meter: Meter,
         on_row: Callable[[StepRow], None],
     ) -> None:
-        self._file: BinaryIO = path.open("ab", buffering=0)
+        self._file = GrowingFile(path)
         self._rules = rules
         self._core = core
         self._samples = samples

@@ -1,9 +1,9 @@
 """Writes the rows of `metrics.jsonl` and the evaluations as TensorBoard events to `tensorboard/` of the run folder.
 
 What always holds: tags are the names of `metrics.jsonl` (`verdicts/right` for an entry of a field that has several); an
-event is in the file when the call returns. Of the package `tensorboard` only its records are used, not its writer,
-which has a thread of its own and would load TensorFlow where that is installed; the package is imported only if
-`metrics.tensorboard` asks for it (that it is installed is looked at by `config_check`).
+event is in the file when the call returns, if the disk has room for it. Of the package `tensorboard` only its records
+are used, not its writer, which has a thread of its own and would load TensorFlow where that is installed; the package
+is imported only if `metrics.tensorboard` asks for it (that it is installed is looked at by `config_check`).
 """
 
 import os
@@ -11,11 +11,11 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
 from areal_async.controller.evaluating import Evaluation
+from areal_async.controller.growing_file import GrowingFile
 from areal_async.controller.metrics import StepRow
 
 
@@ -29,7 +29,7 @@ class TensorBoard:
 
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
-        self._file: BinaryIO = (folder / name).open("wb")
+        self._file = GrowingFile(folder / name)
         self._records = RecordWriter(self._file)
         self._event = Event
         self._summary = Summary
@@ -55,7 +55,6 @@ class TensorBoard:
 
     def _write(self, record: bytes) -> None:
         self._records.write(record)
-        self._file.flush()
 
 
 def _scalars(row: StepRow) -> Iterator[tuple[str, float]]:

@@ -11,6 +11,7 @@ Torn means: the file ends inside of a header or record, or nothing but zeros is 
 file before its data after a loss of power). Everything else that isn't right is corruption.
 """
 
+import errno
 import os
 import struct
 import zlib
@@ -24,6 +25,7 @@ from areal_async.errors import LogError
 from areal_async.messages import AnyRecord
 
 VERSION: Final = 1
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # errors that more room on the disk ends
 MAX_BODY_BYTES: Final = (1 << 32) - 1  # what the length field can say
 
 _HEADER: Final = struct.Struct("<8sII")

@@ -12,13 +12,11 @@ A folder that has a log already is continued: torn ends are cut and said; sample
 
 import asyncio
 import contextlib
-import errno
 import fcntl
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -29,8 +27,6 @@ from areal_async.log.format import Entry, PayloadRef, Torn
 from areal_async.log.payloads import Segment
 from areal_async.messages import AnyRecord, Rules, SampleId
 from areal_async.wire.arrays import Array
-
-_FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class RunLog:
@@ -161,7 +157,7 @@ class RunLog:
         try:
             following = Segment(self.folder, self._segment.number + 1)
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in fmt.FULL:
                 return
             raise self._not_written(fmt.payload_path(self.folder, self._segment.number + 1), error) from None
         self._retired.append(self._segment)
@@ -183,7 +179,7 @@ class RunLog:
         return payloads.read(self.folder, ref)
 
     def _not_written(self, path: Path, error: OSError) -> LogError:
-        if error.errno in _FULL:
+        if error.errno in fmt.FULL:
             return DiskFull(
                 f"{path}: no room to write the log ({error.strerror}). Nothing is lost: make room, then the run goes on"
             )
