@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 RUNS: Final = Path("runs")
 OLD_S: Final = 10.0  # a status is written every 2 s
 LAST_WORDS: Final = 3  # lines of a lost child
+LINE: Final = 300  # characters of each
 TAIL_BYTES: Final = 1 << 14
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -97,9 +98,10 @@ def why(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(msgspec.json.encode(found).decode())
         return 0
-    console = Console()
-    for key, words in told(found):
-        console.print(Text.assemble((f"{key:<12}", "bold"), words), soft_wrap=True, highlight=False)
+    console, lines = Console(), list(told(found))
+    width = max(len(key) for key, _ in lines) + 2
+    for key, words in lines:
+        console.print(Text.assemble((f"{key:<{width}}", "bold"), words), soft_wrap=True, highlight=False)
     return 0
 
 
@@ -217,18 +219,17 @@ def told(found: Found) -> Iterator[tuple[str, str]]:
     status = found.status
     yield "run", found.run + ("" if status is None else f": {_progress(status)}")
     yield "controller", _alive(found)
-    if status is None:
+    if status is None or _is_starting(found):
         return
     if status.ended or found.end:
         yield from _last(found, status)
         return
     ago = found.age_s + status.at  # what was at t on the run clock is (ago - t) s ago
+    yield "last event", f"{ago - status.last_event:.1f} s ago"
     if status.phase:
         yield "phase", status.phase
     for number, words in enumerate(status.waits):
         yield "waits" if not number else "", words
-    yield "trainer", f"{status.peers[0].state} for {ago - status.waits_since:.1f} s; the last event was "\
-        f"{ago - status.last_event:.1f} s ago"  # fmt: skip
     yield from _peers(found, status, ago)
     yield from _flow(found, status)
 
@@ -246,7 +247,7 @@ def _alive(found: Found) -> str:
         )
     if found.controller is None:
         return f"not running; {(status.ended if status is not None else '') or found.end}"
-    if status is None:
+    if status is None or _is_starting(found):
         return f"pid {found.controller} is starting: it has told nothing yet"
     if found.age_s > OLD_S:
         return (
@@ -255,6 +256,11 @@ def _alive(found: Found) -> str:
         )
     lag_ms = status.loop_lag_s * 1000
     return f"pid {found.controller} lives; the longest stop of its loop in 2 s was {lag_ms:.0f} ms"
+
+
+def _is_starting(found: Found) -> bool:
+    """Whether the controller lives, and what is told is another's: it goes on with a run that had ended."""
+    return found.controller is not None and found.status is not None and found.status.pid != found.controller
 
 
 def _last(found: Found, status: "Status") -> Iterator[tuple[str, str]]:
@@ -311,7 +317,7 @@ def _tail(found: Found, name: str) -> Iterator[tuple[str, str]]:
     except OSError:
         return  # a server by URL, a rank on another host
     for line in lines[-LAST_WORDS:]:
-        yield "", f"{path.name}: {line}"
+        yield "", f"{path.name}: {line[:LINE]}"
 
 
 def _process(child: Process) -> str:

@@ -31,7 +31,7 @@ Make = Callable[..., Config]
 
 STATUS = Status(
     time=0.0, pid=1, host="here", name="x", at=100.0, ended="", phase="", waits=("step 2 waits for group 0",),
-    waits_since=90.0, last_event=97.0, loop_lag_s=0.004, steps=4, version=2, branch=0, in_flight=3, ready=1,
+    last_event=97.0, loop_lag_s=0.004, steps=4, version=2, branch=0, in_flight=3, ready=1,
     outstanding=2, balance={"admitted": 6, "trained": 4, "outstanding": 2, "samples_admitted": 12},
     peers=(
         PeerView("trainer", "idle", 90.0),
@@ -58,7 +58,8 @@ def text(found: Found) -> str:
 def test_times_count_up_to_now_and_not_to_the_last_writing(tmp_path: Path) -> None:
     words = text(found(age_s=2.0))
     assert "waits: step 2 waits for group 0\n" in words
-    assert "trainer: idle for 12.0 s; the last event was 5.0 s ago" in words
+    assert "last event: 5.0 s ago" in words
+    assert "trainer: idle for 12.0 s" in words
     assert "server 0: serving for 22.0 s; version 2, 3 samples" in words
     assert "server 1: lost for 3.0 s; no weights; starts again in 1.0 s; restart 2" in words
     assert "it was lost: server 1 (pid 7) was ended by SIGKILL; the last lines\n" in words
@@ -78,6 +79,11 @@ def test_the_last_words_of_a_lost_child_are_told(tmp_path: Path) -> None:
 def test_a_loop_that_stands_still_is_told() -> None:
     assert "its status is 47 s old: its loop stands still; py-spy dump --pid 1 shows where" in text(found(age_s=47.0))
     assert "stands still" not in text(found(age_s=3.0))
+
+
+def test_what_the_controller_before_told_is_not_taken_for_this_ones() -> None:
+    words = text(found(controller=2, status=msgspec.structs.replace(STATUS, ended="stopped")))
+    assert words == "run: r: 2 of 4 steps; 100.0 s on its clock\ncontroller: pid 2 is starting: it has told nothing yet"
 
 
 def test_a_run_on_another_host_is_not_taken_for_dead() -> None:

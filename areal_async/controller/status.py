@@ -33,7 +33,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     time: when this was written, seconds since 1970. pid, host: of the controller. at: the run clock then. ended: how
     the run ended, "" while it goes on. phase: what it does besides training (it saves the model, say), or "".
-    waits: who waits for whom, from the outermost on. waits_since: since when the trainer is in its state.
+    waits: who waits for whom, from the outermost on. peers: the trainer first.
     last_event: when something happened last. loop_lag_s: the longest that the loop stood still since the last writing.
     """
 
@@ -45,7 +45,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     ended: str
     phase: str
     waits: tuple[str, ...]
-    waits_since: float
     last_event: float
     loop_lag_s: float
     steps: int
@@ -127,7 +126,6 @@ class StatusFile:
             ended=self._ended,
             phase=self._phase(),
             waits=(self._core.waiting(), *self._waits()),
-            waits_since=view.peers[0].since,
             last_event=self._last_event(),
             loop_lag_s=self._lag_s,
             steps=self._steps,
