@@ -184,6 +184,13 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         ),
     ] = 5
     start_timeout_s: Annotated[Seconds, Meta(description="Deadline of a server's start.")] = 600.0
+    stall_timeout_s: Annotated[
+        Seconds,
+        Meta(
+            description="A server that lives, has requests and sends no token of any of them for so long is given up "
+            "and started again; longer than the longest prompt takes it to read."
+        ),
+    ] = 120.0
     extra_args: Annotated[tuple[str, ...], Meta(description="Further arguments of the vLLM command.")] = ()
 
 

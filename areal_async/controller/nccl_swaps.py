@@ -7,11 +7,12 @@ The calls of a wave, each made of all its servers at the same time:
   update           each server receives while rank 0 broadcasts (`SendWeights`)
   finish, resume   each server for itself
 
-What always holds: a communicator is used only by those who formed it: after any failure, and when a server was started
-again or stays out of a wave, a new one is formed; there is one wave at a time; servers learn the outcome together, so
-that they are told of the next version together. Before the first `start` a failure of one leaves all others as they
-were, resumed; after it a server is resumed only if it said that it has received and finished everything. What waits for
-a partner that failed is given up after `GRACE_S`, not at its own deadline: NCCL would wait for ever.
+What always holds: a communicator is used only by those who formed it: after any failure, and when a server or the
+trainer was started again or a server stays out of a wave, a new one is formed; there is one wave at a time; servers
+learn the outcome together, so that they are told of the next version together. Before the first `start` a failure of
+one leaves all others as they were, resumed; after it a server is resumed only if it said that it has received and
+finished everything. What waits for a partner that failed is given up after `GRACE_S`, not at its own deadline: NCCL
+would wait for ever.
 """
 
 import asyncio
@@ -79,7 +80,7 @@ class NcclSwaps:
     """The swaps of a run.
 
     address: HOST:PORT of the meeting point, on rank 0's host. timeout_s: of each call. parameters: what rank 0 sends,
-    in this order. serving: names of the servers that live.
+    in this order. serving: names of the servers that live. rank0: which life of the trainer is there, None for none.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class NcclSwaps:
         *,
         parameters: Callable[[], Sequence[ParameterInfo]],
         serving: Callable[[], set[str]],
+        rank0: Callable[[], int | None],
     ) -> None:
         host, _, port = address.rpartition(":")
         self._host, self._port = host, int(port)
@@ -97,10 +99,12 @@ class NcclSwaps:
         self._ask = ask
         self._parameters = parameters
         self._serving = serving
+        self._rank0 = rank0
         self._waiting: list[_Member] = []
         self._arrived = asyncio.Event()
         self._one_wave = asyncio.Lock()
         self._joined: tuple[Server, ...] = ()  # who is in the present communicator, in the order of their ranks
+        self._joined_rank0: int | None = None  # and which life of the trainer
         self._asked = 0  # of rank 0, for ids; a hanging request must not be taken for its repetition
         self._formed = 0
 
@@ -132,7 +136,14 @@ class NcclSwaps:
             pass
 
     async def _swap(self, wave: list[_Member]) -> None:
-        if self._joined != tuple(member.server for member in wave) and not await self._form(wave):
+        rank0 = self._rank0()
+        if rank0 is None:  # nothing has begun: servers would wait for it in vain
+            gone = ServerError("trainer rank 0 is not there.")
+            for member in wave:
+                member.fail("join", gone, usable=True)
+            return
+        together = self._joined_rank0 == rank0 and self._joined == tuple(member.server for member in wave)
+        if not together and not await self._form(wave, rank0):
             return
         if not await self._pause(wave):
             return
@@ -144,8 +155,9 @@ class NcclSwaps:
 
     # ------------------------------------------------------------------------------------------------------- stages
 
-    async def _form(self, wave: list[_Member]) -> bool:
-        """Form a communicator of these servers; False, with everybody told, if it could not be."""
+    async def _form(self, wave: list[_Member], rank0: int) -> bool:
+        """Form a communicator of these servers and this life of rank 0; False, with everybody told, if it could not
+        be."""
         await self._give_up()
         servers = [member.server for member in wave]
         sizes: list[int] = []
@@ -171,7 +183,7 @@ class NcclSwaps:
         )
         first = next((error for error in (*failures, failed_rank) if error is not None), None)
         if first is None:
-            self._joined = tuple(servers)
+            self._joined, self._joined_rank0 = tuple(servers), rank0
             return True
         await self._give_up()
         self._not_formed(wave, failures, first)

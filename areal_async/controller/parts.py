@@ -190,8 +190,9 @@ class Parts:
         )
         if config.weights.transport == "nccl" and config.weights.nccl_address is not None:
             self._servers.use_nccl(
-                config.weights.nccl_address, self._trainer.ask_rank0, lambda: self._trainer.parameters
-            )
+                config.weights.nccl_address, self._trainer.ask_rank0,
+                parameters=lambda: self._trainer.parameters, rank0=lambda: self._trainer.life,
+            )  # fmt: skip
         settings = RolloutSettings(
             sampling=run_sampling(config, self._text),
             context=identity.context_tokens,

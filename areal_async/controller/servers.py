@@ -1,13 +1,15 @@
 """Carries out what the core says about servers: has them (its own, and those by URL), shakes hands, swaps, restarts.
 
 What always holds: a server joins only after the handshake; the first version of each of its lives is compared with the
-trainer's own log-probabilities before any sample is asked of it; the end of a life is told once, as `Lost`; a swap that
+trainer's own log-probabilities before any sample is asked of it; the end of a life is told once, as `Lost`, be it that
+the process has ended, or that it lives and nothing comes of it (`rollout.pulse`), when it is ended here; a swap that
 failed is reported with its stage and never repeated here, and a server whose update had begun is not resumed.
 """
 
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -28,6 +30,7 @@ from areal_async.launch.recipes import Recipes
 from areal_async.messages import AnyEvent, Failed, Joined, Lost, ParameterInfo, Restart, Swap, Swapped, Version
 from areal_async.rollout.fleet import Fleet, Live
 from areal_async.rollout.handshake import handshake, probe
+from areal_async.rollout.pulse import Pulse
 from areal_async.rollout.types import ModelIdentity, SwapFailed, SwapTimes, WeightsDiffer
 from areal_async.rollout.vllm_http import VllmClient
 
@@ -112,12 +115,13 @@ async def _answering(client: VllmClient) -> None:
 
 class _Life:
     """One life of a server, from its handshake to its loss. probed: its numbers have been compared with the trainer's.
-    child: None for one by URL."""
+    swapping: a swap is under way, which has deadlines of its own. child: None for one by URL."""
 
     def __init__(self, live: Live, child: Child | None) -> None:
         self.live = live
         self.child = child
         self.probed = False
+        self.swapping = False
 
     @property
     def client(self) -> VllmClient:
@@ -166,11 +170,18 @@ class Servers:
 
     # ---------------------------------------------------------------------------------------------- starts and ends
 
-    def use_nccl(self, address: str, ask: AskRank, parameters: Callable[[], Sequence[ParameterInfo]]) -> None:
-        """Have servers swap together, from GPU to GPU. address: of the meeting point. ask, parameters: of rank 0."""
+    def use_nccl(
+        self,
+        address: str,
+        ask: AskRank,
+        *,
+        parameters: Callable[[], Sequence[ParameterInfo]],
+        rank0: Callable[[], int | None],
+    ) -> None:
+        """Have servers swap together, from GPU to GPU. address: of the meeting point. Others: see `NcclSwaps`."""
         self._nccl = NcclSwaps(
             address, self._config.weights.swap_timeout_s, ask,
-            parameters=parameters, serving=self._serving,
+            parameters=parameters, serving=self._serving, rank0=rank0,
         )  # fmt: skip
 
     def _serving(self) -> set[str]:
@@ -213,6 +224,7 @@ class Servers:
             watch = self._watch_health(life)
         self._lives[name], self.clients[name] = life, client
         self._crew.start(watch, f"watch server {name}")
+        self._crew.start(self._watch_work(life), f"watch the work of server {name}")
 
     async def close(self) -> None:
         """End all of them at the same time."""
@@ -278,6 +290,24 @@ class Servers:
                 unwell = 0
         self._lose(life, why)
 
+    async def _watch_work(self, life: _Life) -> None:
+        """Of a server that lives: whether anything comes of its requests."""
+        pulse, client = Pulse(self._config.server.stall_timeout_s), life.client
+        why = ""
+        while not why:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pulse.look_s):
+                    await life.live.gone.wait()
+            if life.live.gone.is_set():
+                return
+            if life.swapping:
+                pulse.rest()
+            else:
+                why = pulse.look(client.running, client.ended, client.tokens, client.errors)
+        output = f". {life.child.why()}" if life.child is not None else ""
+        self._lose(life, f"{why}{output}")
+        await life.close()
+
     def _lose(self, life: _Life, why: str) -> None:
         """Tell that a life has ended, unless it was told or was ended by us."""
         if self.fleet.lose(life.live, why):
@@ -309,6 +339,7 @@ class Servers:
         if life is None or life.live.gone.is_set():
             return  # `Lost` is told, or a restart is under way
         self.fleet.loading(life.live, command.version)
+        life.swapping = True
         try:
             times = await self._load(life, command)
             if not life.probed:
@@ -336,10 +367,18 @@ class Servers:
                     pause_s=times.total_s,
                 )
             )
+        finally:
+            life.swapping = False
 
     async def _load(self, life: _Life, command: Swap) -> SwapTimes:
         if self._nccl is not None:
             return await self._nccl.swap(life.client, command.version)
+        if self._config.weights.transport == "shm" and not os.path.exists(command.location):  # noqa: ASYNC240 (memory)
+            raise SwapFailed(  # nothing has begun yet: the server needn't pay for the trainer's death
+                f"server {command.server} can't take version {command.version}: {command.location} is gone, and with "
+                f"it the trainer that had published it. The server goes on under its old weights.",
+                version=command.version, stage="pause", server_usable=True,
+            )  # fmt: skip
         info = {"path": command.location}
         if not life.probed:
             await life.client.check_weights(info)

@@ -133,6 +133,7 @@ class Trainer:
         self._now = now
         self._names = [f"trainer.{rank}" for rank in range(config.train.ranks)]
         self._life: _Life | None = None
+        self._lives = 0
         self._there = asyncio.Event()  # the present life has joined and is not over
         self._nonces: set[str] = set()  # of all lives: a rank that was given up must not come back
         self._parameters: tuple[ParameterInfo, ...] = ()
@@ -146,6 +147,11 @@ class Trainer:
     def joined(self) -> bool:
         """All ranks are there."""
         return self._there.is_set()
+
+    @property
+    def life(self) -> int | None:
+        """Number of the present life of the ranks; None while they are not there."""
+        return self._lives if self.joined else None
 
     # ------------------------------------------------------------------------------------------------ starts and ends
 
@@ -190,6 +196,7 @@ class Trainer:
 
     async def _begin(self, version: Version) -> None:
         life = self._life = _Life(version)
+        self._lives += 1
         checkpoint = str(self._checkpoint_folder(version)) if version else ""
         spec = msgspec.structs.replace(self._start.spec, checkpoint=checkpoint)
         if self._config.train.listen is not None:

@@ -21,6 +21,7 @@ import numpy as np
 from areal_async.messages import Version
 from areal_async.rollout.answer import Answer
 from areal_async.rollout.http import Http
+from areal_async.rollout.pulse import Errors
 from areal_async.rollout.types import (
     Completion,
     RequestFailed,
@@ -49,7 +50,8 @@ FILE_DIFFERS: Final = "Start server and trainer from the same model"  # of our p
 class VllmClient:
     """One server. Use as `async with VllmClient("0", "unix:/run/…/server-0.sock") as client:`.
 
-    name: for messages. address: `unix:PATH` or `http://HOST:PORT`.
+    name: for messages. address: `unix:PATH` or `http://HOST:PORT`. ended: answers that have ended so far, well or not.
+    errors: of the server's own, for whoever watches it.
     """
 
     def __init__(self, name: str, address: str) -> None:
@@ -59,6 +61,9 @@ class VllmClient:
         self._encode = msgspec.json.Encoder().encode
         self._running: dict[str, tuple[Answer, asyncio.Timeout]] = {}
         self._hung_up = ""
+        self._tokens_ended = 0
+        self.ended = 0
+        self.errors = Errors()
 
     async def __aenter__(self) -> Self:
         return self
@@ -102,14 +107,31 @@ class VllmClient:
                 raise answer.broken(self._hung_up or f"its deadline of {deadline_s:g} s passed") from error
         except OSError as error:
             if not answer.finished:
+                if not answer.length:
+                    self.errors.failed(f"{type(error).__name__}: {error}")
                 raise answer.broken(f"{type(error).__name__}: {error}") from error
         finally:
             self._running.pop(request_id, None)
+            self.ended += 1
+            self._tokens_ended += answer.length
         if status != 200:
-            raise self._refused(GENERATE, status, why)
+            refused = self._refused(GENERATE, status, why)
+            if status >= 500:
+                self.errors.failed(str(refused))
+            raise refused
         if not answer.finished:
             raise answer.broken("the stream ended without a finish reason")
         return answer
+
+    @property
+    def running(self) -> int:
+        """Answers that are waited for."""
+        return len(self._running)
+
+    @property
+    def tokens(self) -> int:
+        """That have arrived, of all answers so far, those that still grow included."""
+        return self._tokens_ended + sum(answer.length for answer, _ in self._running.values())
 
     def tokens_so_far(self, request_id: str) -> int:
         """How many tokens of a running answer have arrived; 0 if there is none with this id."""

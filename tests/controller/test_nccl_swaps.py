@@ -168,9 +168,10 @@ class World:
         self.busy = threading.Event()  # rank 0's main thread stands still, as in a training step, until it is set
         self.busy.set()
         self.transfer = Transfer(CPU, MANIFEST, self._open)
+        self.life: int | None = 0
         self.swaps = NcclSwaps(
             "127.0.0.1:29600", 5.0, self._ask,
-            parameters=lambda: MANIFEST, serving=lambda: set(self.servers),
+            parameters=lambda: MANIFEST, serving=lambda: set(self.servers), rank0=lambda: self.life,
         )  # fmt: skip
 
     def _open(self, join: Any, device: torch.device) -> RankZero:

@@ -38,6 +38,9 @@ class Bench:
         self.trainer_at = 0
         self.wrong_by = 0.0
         self.probes = 0
+        published = Path(scripted.uds).with_name("weights")
+        published.touch()
+        self.location = str(published)
         self.servers = Servers(
             config, Recipes(), crew, IDENTITY, folder,
             probe_prompts=lambda: [[1, 2], [3]], probe_trainer=self._probe,
@@ -58,7 +61,7 @@ class Bench:
         return self.told.pop()
 
     async def swap(self, version: int, kind: type[AnyEvent] = Swapped) -> AnyEvent:
-        self.servers.swap(Swap(server="0", version=version, branch=0, location="/dev/shm/w"))
+        self.servers.swap(Swap(server="0", version=version, branch=0, location=self.location))
         return await self.next(kind)
 
     async def restart(self, kind: type[AnyEvent] = Joined) -> AnyEvent:
@@ -172,7 +175,7 @@ async def test_a_swap_that_fails(opened: Opened, stage: str, fault: Fault) -> No
 async def test_a_server_that_dies_in_its_swap_is_lost_and_nothing_else(opened: Opened) -> None:
     async with opened() as bench:
         bench.scripted.order("/update_weights", Slow(0.1))
-        bench.servers.swap(Swap(server="0", version=1, branch=0, location="/dev/shm/w"))
+        bench.servers.swap(Swap(server="0", version=1, branch=0, location=bench.location))
         await asyncio.sleep(0.05)
         await bench.scripted.__aexit__(None, None, None)
         await bench.next(Lost)

@@ -210,7 +210,8 @@ def test_vllm_takes_what_it_is_told() -> None:
     from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
 
     swaps = nccl_swaps.NcclSwaps(
-        "10.0.0.1:29600", 1.0, None, parameters=lambda: MANIFEST, serving=set  # type: ignore[arg-type]
+        "10.0.0.1:29600", 1.0, None,  # type: ignore[arg-type]
+        parameters=lambda: MANIFEST, serving=set, rank0=lambda: 0,
     )  # fmt: skip
     info = nccl_common.NCCLWeightTransferInitInfo(**swaps._join_info(29600, 1, 3))
     assert (info.master_address, info.master_port, info.rank_offset, info.world_size) == ("10.0.0.1", 29600, 1, 3)

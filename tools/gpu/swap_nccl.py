@@ -94,7 +94,7 @@ class Machine:
         self.client = VllmClient("0", f"unix:{folder}/server.sock")
         self.swaps = NcclSwaps(
             options.address, ASK_S, self.ask_rank,
-            parameters=lambda: self.parameters, serving=lambda: {"0"},
+            parameters=lambda: self.parameters, serving=lambda: {"0"}, rank0=lambda: 0,
         )  # fmt: skip
 
     async def start(self, stack: AsyncExitStack, secret: str) -> None:
