@@ -26,6 +26,7 @@ from areal_async.errors import ArealError, TrainerError
 from areal_async.messages import (
     PROTOCOL,
     AnyWire,
+    CheckpointSaved,
     Goodbye,
     Hello,
     ModelSaved,
@@ -34,10 +35,12 @@ from areal_async.messages import (
     ProbeResult,
     Publish,
     Published,
+    SaveCheckpoint,
     SaveModel,
     Train,
     TrainerConnection,
     TrainerSpec,
+    Version,
     WorkerError,
 )
 from areal_async.wire.dealer import Dealer, Request
@@ -55,12 +58,16 @@ Answer: TypeAlias = tuple[AnyWire, "Sequence[Array]"]
 
 
 class Rank:
-    """Does what messages ask, together with the other ranks; rank 0 alone writes files."""
+    """Does what messages ask, together with the other ranks; rank 0 alone writes files, but for checkpoints.
+
+    Raises TrainerError if the model or the checkpoint of `spec` isn't there or can't be right.
+    """
 
     def __init__(self, spec: TrainerSpec, rank: int, world: int, local_rank: int) -> None:
         import torch
         from transformers.utils.logging import disable_progress_bar
 
+        from areal_async.engines.deepspeed.checkpoint import Checkpoint
         from areal_async.engines.deepspeed.engine import open_engine, start_ranks
         from areal_async.engines.deepspeed.model import load_model, save_activations
         from areal_async.engines.deepspeed.nccl import Transfer
@@ -74,15 +81,26 @@ class Rank:
         torch.manual_seed(spec.seed)
         disable_progress_bar()  # stderr is read by people, and its tail stands in errors
         start_ranks(device)
+        checkpoint = Checkpoint(Path(spec.checkpoint)) if spec.checkpoint else None
         model = load_model(spec.model_path, spec.dtype, device)
+        if checkpoint is not None:
+            checkpoint.load_weights(model)
         if spec.gradient_checkpointing:
             save_activations(model, spec.model_path)
         reference = load_reference(spec, model, device) if spec.kl_coef else None
         self._spec = spec
         self._rank = rank
+        self._world = world
         self._trainer = Trainer(open_engine(model, spec), spec, rank, world, reference)
+        if checkpoint is not None:
+            checkpoint.load_states(self._trainer.engine, rank)
+            self._trainer.version, self._trainer.updates = checkpoint.version, checkpoint.updates
         self._files = Publisher(spec.shm_prefix, Path(spec.publish_folder))
         self.transfer = Transfer(device, self.manifest()) if rank == 0 and spec.transport == "nccl" else None
+
+    @property
+    def version(self) -> Version:
+        return self._trainer.version
 
     def manifest(self) -> tuple[ParameterInfo, ...]:
         from areal_async.engines.deepspeed.model import manifest
@@ -100,6 +118,8 @@ class Rank:
                 return self._probe(probe, request.arrays)
             case SaveModel(path=path):
                 return self._save(Path(path)), ()
+            case SaveCheckpoint(path=path):
+                return self._save_checkpoint(Path(path)), ()
             case other:
                 raise TrainerError(f"a trainer rank can't answer {type(other).__name__}")
 
@@ -147,6 +167,13 @@ class Rank:
             pass_tensors(self._trainer.engine.module)
         return ModelSaved(path=str(path), version=self._trainer.version)
 
+    def _save_checkpoint(self, path: Path) -> CheckpointSaved:
+        from areal_async.engines.deepspeed.checkpoint import save
+
+        trainer = self._trainer
+        nbytes = save(trainer.engine, path, trainer.version, trainer.updates, self._rank, self._world)
+        return CheckpointSaved(path=str(path), version=trainer.version, nbytes=nbytes)
+
 
 def serve(rank: Rank, dealer: Dealer) -> None:
     """Answer requests until `Goodbye`. Raises WireError when the controller is gone, and what a step raised."""
@@ -187,7 +214,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(spec: TrainerSpec, address: str, secret: str, server_key: str | None = None) -> int:
     """Be the rank that torchrun's environment says, until the controller says goodbye or is gone; the exit code."""
     number, world, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    rank = Rank(spec, number, world, local_rank)
+    try:
+        rank = Rank(spec, number, world, local_rank)
+    except ArealError as error:
+        print(f"trainer.{number}: {error}", file=sys.stderr)
+        return 1
     transfer = rank.transfer
     hello = Hello(
         protocol=PROTOCOL,
@@ -198,6 +229,7 @@ def run(spec: TrainerSpec, address: str, secret: str, server_key: str | None = N
         credits=CREDITS + (TRANSFER_CREDITS if transfer is not None else 0),
         rank=number,
         world=world,
+        version=rank.version,
         parameters=rank.manifest() if number == 0 else (),
     )
     try:

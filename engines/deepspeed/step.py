@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """One rank's share of the training. version: how many steps its weights have seen."""
+    """One rank's share of the training. version: how many steps its weights have seen. updates: how many optimiser
+    steps; less than minibatches where some were skipped."""
 
     def __init__(
         self, engine: "DeepSpeedEngine", spec: TrainerSpec, rank: int, world: int, reference: "Reference | None" = None
@@ -40,12 +41,12 @@ class Trainer:
         """reference: needed if `spec.kl_coef` is set. Raises TrainerError for an objective that can't be right."""
         self.engine = engine
         self.version: Version = 0
+        self.updates = 0
         self._spec = spec
         self._rank = rank
         self._world = world
         self._reference = reference
         self._device: torch.device = engine.module.device
-        self._updates = 0
         self._objective = objective_of(spec)
 
     def train(self, train: Train, arrays: list[Array]) -> StepDone:
@@ -60,15 +61,15 @@ class Trainer:
         prox = self._proximal(parts)
         for number in range(len(parts)):
             finite = self.accumulate(train, number, parts[number], prox[number], seen)
-            norm = apply_update(self.engine, self._spec, learning_rate(self._spec, self._updates))
+            norm = apply_update(self.engine, self._spec, learning_rate(self._spec, self.updates))
             if norm is None:
                 what = "the gradient" if finite else "the loss"
                 seen.skipped.append(f"minibatch {number + 1} of {len(parts)}: {what} is not finite")
             else:
                 seen.norms.append(norm)
-                self._updates += 1
+                self.updates += 1
         self.version += 1
-        metrics = tally.report(seen, self._world, learning_rate(self._spec, max(0, self._updates - 1)))
+        metrics = tally.report(seen, self._world, learning_rate(self._spec, max(0, self.updates - 1)))
         return StepDone(at=0.0, step=train.step, branch=train.branch, metrics=metrics, skipped="; ".join(seen.skipped))
 
     def accumulate(

@@ -89,7 +89,7 @@ def take_step(engine: Any, reference: Reference, model: Path, case: dict[str, An
     trainer = Trainer(engine, spec, rank, world, reference if spec.kl_coef else None)
     if spec.loss != "ppo" or spec.kl_in == "reward":
         trainer._proximal = moved_prox(trainer)  # type: ignore[method-assign]
-    trainer.version = trainer._updates = case["batch"].get("step", 0)
+    trainer.version = trainer.updates = case["batch"].get("step", 0)
     train, arrays = make_batch(**(case["batch"] | {"ranks": world, "aggregation": spec.aggregation}))
     spoil(case.get("broken", ""), trainer, arrays, rank, world)
     if case.get("broken") == "divisor":
