@@ -47,6 +47,7 @@ class RunLog:
                 recovered = recovery.recover(folder)
                 self._places = recovered.places
                 self._segment = Segment(folder, recovered.next)
+                self._places.open(recovered.next)
                 opened.callback(lambda: os.close(self._segment.fd))  # the one that is the last by then
                 path = folder / fmt.DECISIONS_NAME
                 self._decisions = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -162,6 +163,7 @@ class RunLog:
             raise self._not_written(fmt.payload_path(self.folder, self._segment.number + 1), error) from None
         self._retired.append(self._segment)
         self._segment = following
+        self._places.open(following.number)
 
     def _find(self, sample: SampleId, attempt: int) -> PayloadRef | None:
         number = self._places.forgotten_in(sample)
