@@ -187,7 +187,7 @@ async def test_a_run_that_waits_and_then_ends(make_config: Make, monkeypatch: py
             seen = look(run.folder)
             assert seen.status is not None
             assert seen.controller == os.getpid() == seen.status.pid
-            assert seen.age_s < 0.4
+            assert seen.age_s < 5
             await asyncio.sleep(0.01)
         words = text(seen)
         assert "waits: step 2 waits for group 0 (floor 0, deadline 2) <- sample 0.0 on server 0, since 0." in words

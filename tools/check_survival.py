@@ -266,7 +266,8 @@ def one_point(options: argparse.Namespace, run: Path, number: int) -> dict[str, 
 
 
 def ended(program: Program, steps: int) -> dict[str, Any]:
-    """What holds of every run that has ended: all steps, a clean log, the same losses where a step was trained twice."""
+    """What holds of every run that has ended: all steps, a clean log, and the same losses where a
+    step was trained twice."""
     rows = program.rows()
     if sorted({row["step"] for row in rows}) != list(range(steps)):
         raise Wrong(f"{program.run}: steps {[row['step'] for row in rows]} were trained, not all of {steps}")

@@ -115,13 +115,15 @@ async def _answering(client: VllmClient) -> None:
 
 class _Life:
     """One life of a server, from its handshake to its loss. probed: its numbers have been compared with the trainer's.
-    swapping: a swap is under way, which has deadlines of its own. child: None for one by URL."""
+    swapping: a swap is under way, which has deadlines of its own. silent_s: for how long no token of its requests came.
+    child: None for one by URL."""
 
     def __init__(self, live: Live, child: Child | None) -> None:
         self.live = live
         self.child = child
         self.probed = False
         self.swapping = False
+        self.silent_s = 0.0
 
     @property
     def client(self) -> VllmClient:
@@ -186,6 +188,11 @@ class Servers:
 
     def _serving(self) -> set[str]:
         return {name for name, life in self._lives.items() if not life.live.gone.is_set()}
+
+    def waits(self) -> str:
+        """Which servers give no token though they have requests, and since when, for people; "" if all do."""
+        silent = {name: life.silent_s for name, life in self._lives.items() if not life.live.gone.is_set()}
+        return ", ".join(f"server {name} has given no token for {s:g} s" for name, s in silent.items() if s)
 
     def names(self) -> list[str]:
         return [str(number) for number in range(self._config.own_servers + len(self._config.rollout.urls))]
@@ -304,6 +311,7 @@ class Servers:
                 pulse.rest()
             else:
                 why = pulse.look(client.running, client.ended, client.tokens, client.errors)
+            life.silent_s = pulse.silent_s
         output = f". {life.child.why()}" if life.child is not None else ""
         self._lose(life, f"{why}{output}")
         await life.close()

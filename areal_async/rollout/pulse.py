@@ -34,12 +34,13 @@ class Errors:
 
 
 class Pulse:
-    """What looks at one server found so far. look_s: between two of them."""
+    """What looks at one server found so far. look_s: between two of them. silent_s: for how long its requests have got no
+    token."""
 
     def __init__(self, stall_timeout_s: float) -> None:
         self._stall_timeout_s = stall_timeout_s
         self.look_s = min(LOOK_S, stall_timeout_s / 4)
-        self._silent_s = 0.0
+        self.silent_s = 0.0
         self._seen: tuple[int, int] | None = None  # requests that have ended, and tokens that have arrived
         self._row_s = 0.0  # from the first error of the row to the last
         self._row_looks_s = 0.0  # from the first to now
@@ -55,18 +56,18 @@ class Pulse:
 
     def rest(self) -> None:
         """It has other work, which has a deadline of its own: silence from here on counts anew."""
-        self._silent_s = 0.0
+        self.silent_s = 0.0
         self._seen = None
 
     def _stuck(self, running: int, seen: tuple[int, int]) -> str:
         if not running or seen != self._seen:
-            self._silent_s, self._seen = 0.0, seen
+            self.silent_s, self._seen = 0.0, seen
             return ""
-        self._silent_s += self.look_s
-        if self._silent_s < self._stall_timeout_s:
+        self.silent_s += self.look_s
+        if self.silent_s < self._stall_timeout_s:
             return ""
         return (
-            f"it is stuck: it lives, but no token of its {running} requests has arrived for {self._silent_s:g} s "
+            f"it is stuck: it lives, but no token of its {running} requests has arrived for {self.silent_s:g} s "
             f"(server.stall_timeout_s = {self._stall_timeout_s:g})"
         )
 
