@@ -34,8 +34,8 @@ class Errors:
 
 
 class Pulse:
-    """What looks at one server found so far. look_s: between two of them. silent_s: for how long no token of its requests
-    came."""
+    """What looks at one server found so far. look_s: between two of them. silent_s: for how long it has requests and
+    no token of them came."""
 
     def __init__(self, stall_timeout_s: float) -> None:
         self._stall_timeout_s = stall_timeout_s
