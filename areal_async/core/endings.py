@@ -8,23 +8,27 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from areal_async.core.parts import Parts
-from areal_async.messages import AnyCommand, Fail, Failed, Finish, Lost
+from areal_async.messages import AnyCommand, Fail, Finish
 
 Reason: TypeAlias = Literal["steps_done", "data_ended", "stopped"]
 
 
-def finished(parts: Parts) -> Reason | None:
-    """Why the run is over as it should, if it is. Asked after a step that could begin has begun."""
+def finish(parts: Parts, at: float) -> list[AnyCommand]:
+    """The last commands of a run that is over as it should, if it is. Asked after a step that could begin has begun."""
     reason = _reason(parts)
-    if reason is None or parts.stopping or not parts.fleet.is_alive:
-        return reason
-    return reason if parts.evaluations.is_concluded(parts.trainer.version) else None
+    if reason is None:
+        return []
+    if reason == "stopped" and parts.trainer.returns:
+        return [*parts.groups.leave_running(), Finish(reason=reason)]
+    if not parts.stopping and parts.fleet.is_alive and not parts.evaluations.is_concluded(parts.trainer.version):
+        return []
+    return [*parts.groups.cancel_unready(at, reason), Finish(reason=reason)]
 
 
 def _reason(parts: Parts) -> Reason | None:
     ledger, trainer = parts.ledger, parts.trainer
-    if trainer.state == "starting" and parts.stopping:
-        return "stopped"
+    if trainer.state in ("starting", "lost") and parts.stopping:
+        return "stopped"  # nobody is there to save a model; a resume goes on from the newest checkpoint
     if trainer.state != "idle":
         return None
     if trainer.version >= parts.rules.steps:
@@ -50,20 +54,6 @@ def stranded(parts: Parts) -> Fail | None:
         why=f"no rollout server is left at step {ledger.step}. The first that was lost: {fleet.first_loss}\n"
         f"The last one: {fleet.last_lost.story()}"
     )
-
-
-def lost(event: Lost, parts: Parts) -> list[Fail]:
-    """The trainer is gone: nothing here can do without it."""
-    return [Fail(why=f"{event.id} is gone at step {parts.ledger.step}: {event.why}\n{parts.trainer.story()}")]
-
-
-def failed(event: Failed, parts: Parts) -> list[Fail]:
-    """A step or a publication could not be done; nothing if it is one that a rollback has made pointless."""
-    trainer = parts.trainer
-    doing = {"train": "training", "publish": "publishing"}[event.of]
-    if trainer.state != doing or event.id != str(trainer.version):
-        return []
-    return [Fail(why=f"{event.of} {event.id} failed at step {parts.ledger.step}: {event.why}\n{trainer.story()}")]
 
 
 def said(commands: Sequence[AnyCommand]) -> str:

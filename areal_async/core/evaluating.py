@@ -95,6 +95,13 @@ class Evaluations:
         self._last = None
         self._void = self.under_way is not None and (self._void or self.under_way.version > to)
 
+    def resume(self, rules: Rules) -> None:
+        """What was under way is not waited for, and went with its server."""
+        self._rules = rules
+        self.under_way = self.wakeup = self._failed_on = None
+        self._void = False
+        self._failures = 0
+
     def is_concluded(self, last: Version) -> bool:
         """Whether a run that ends with version `last` has been evaluated as it should; if not, that is due now."""
         if not self._rules.eval_every:

@@ -210,16 +210,31 @@ class Fleet:
             del self._published[version]
         return useless
 
+    def forget_published(self) -> None:
+        """The trainer was lost, and with it may be what it has published: nobody is told to load that any more."""
+        self.newest = None
+
     def roll_back(self, branch: int) -> None:
         """What is published so far belongs to a history that didn't happen."""
         self._branch = branch
         self.newest = None
         self._refresh()
 
+    def resume(self, rules: Rules) -> None:
+        """No server of before is there any more, nor anything that was published."""
+        self._rules = rules
+        self._published.clear()
+        self.servers.clear()
+        self._loading = self._quarantined = 0
+        self.newest = None
+        self.first_loss = ""
+        self.last_lost = None
+        self._refresh()
+
     def leave(self, name: str, incarnation: int) -> None:
         """A sample that was placed on this incarnation of a server is there no longer."""
-        server = self.servers[name]
-        if server.incarnation == incarnation:
+        server = self.servers.get(name)
+        if server is not None and server.incarnation == incarnation:
             server.load -= 1
 
     def is_ahead(self, server: Server, samples: int, at: float) -> bool:

@@ -1,8 +1,9 @@
 """Groups and samples on their way from a prompt to `ready`: admission, attempts, rewards, filters, failures, endings.
 
 What always holds: a group begins only where `admission` allows it; a sample has one attempt at a time, on a server that
-holds at least its group's floor; whatever ends a group gives its place back in the same moment; events that are told
-twice, or of attempts that are over, change nothing.
+holds at least its group's floor; whatever ends a group gives its place back in the same moment, and releases what has
+arrived of it, since nothing asks for that again; what has an outcome is never generated again, also if training goes
+back; events that are told twice, or of attempts that are over, change nothing.
 """
 
 from collections.abc import Iterable
@@ -20,17 +21,20 @@ from areal_async.messages import (
     Fail,
     Failed,
     Forget,
+    GroupId,
     GroupRead,
     ReadGroup,
+    Release,
     Rules,
     SampleDone,
     SampleId,
     Score,
     Scored,
     StartSample,
+    Version,
 )
 
-GroupCommand = ReadGroup | StartSample | Score | Cancel | Forget | Fail
+GroupCommand = ReadGroup | StartSample | Score | Cancel | Forget | Release | Fail
 
 
 class Groups:
@@ -42,6 +46,7 @@ class Groups:
         self._fleet = fleet
         self._position = 0  # the next one that no group has had
         self._again: list[int] = []  # positions that get another group (after a rollback, or by `requeue`), a heap
+        self._held: list[tuple[Version, GroupId]] = []  # floors of groups that may have held samples, a heap
         self._end: int | None = None  # the first position without a prompt
         self._failures = 0
         self._first_failure = ""
@@ -55,6 +60,7 @@ class Groups:
         while (
             ledger.in_flight + rules.group_size <= rules.max_concurrent
             and fleet.newest_open is not None
+            and not self._held_may_start()  # they come first
             and admission.capacity(fleet.newest_open, ledger.taken, rules) > 0
             and ledger.taken < rules.steps * rules.batch_groups  # more could never be trained
         ):
@@ -98,7 +104,9 @@ class Groups:
         tokens = event.prompt_tokens + event.length
         if tokens > self._rules.max_tokens_per_microbatch:
             why = f"it has {tokens} tokens, train.max_tokens_per_microbatch is {self._rules.max_tokens_per_microbatch}"
+            sample.has_come = True
             return self._failed(sample, event.at, why)
+        sample.has_come = True
         if event.reward is not None:
             self._free(sample)
             sample.done = event
@@ -143,12 +151,63 @@ class Groups:
                 commands += self._close(group, "cancelled", at, why)
         return commands
 
-    def start_again(self, at: float, why: str) -> list[GroupCommand]:
-        """After a rollback: stop every group that is not ready yet; its prompt gets a new group before any other."""
+    def leave_running(self) -> list[Cancel]:
+        """The run stops, and a resume may go on from here: work ends, the ledger stays as it is."""
+        return [
+            Cancel(sample=sample.id, attempt=sample.attempt)
+            for group in self._ledger.outstanding_groups()
+            for sample in group.samples
+            if sample.state in ("running", "scoring")
+        ]
+
+    def roll_back(self, at: float, why: str) -> list[GroupCommand]:
+        """Training goes back, so servers get other weights, perhaps below the floors of what they run: that ends.
+
+        A group of which anything has an outcome is kept: its members that ran are held, and start again in another
+        attempt. Of the others nothing would be saved; their prompts get new groups before any other.
+        """
+        commands: list[GroupCommand] = []
         for group in self._ledger.outstanding_groups():
-            if group.state != "ready":
+            if group.state == "ready":
+                continue
+            if any(sample.state == "scored" for sample in group.samples):
+                commands += self._hold(group, at, why)
+            else:
                 self._ask_again(group)
-        return self.cancel_unready(at, why)
+                commands += self._close(group, "cancelled", at, why)
+        return commands
+
+    def resume(self, rules: Rules) -> None:
+        self._rules = rules
+        self._filtered_in_a_row = 0
+
+    def check_again(self) -> list[Score]:
+        """Nobody of before checks anything any more."""
+        return [
+            Score(sample=sample.id, attempt=sample.attempt)
+            for group in self._ledger.outstanding_groups()
+            for sample in group.samples
+            if sample.state == "scoring"
+        ]
+
+    def start_held(self, at: float) -> list[StartSample]:
+        """Held samples whose floor a server holds again, the lowest first, as far as there are places for all of a
+        group's.
+
+        That moment comes: no floor is above the step that comes next, and the batches of all steps before it are
+        there, so that training gets back to it whatever is held. And who has a place doesn't wait for who is held.
+        """
+        commands: list[StartSample] = []
+        while self._held_may_start():
+            group = self._ledger.groups.get(self._held[0][1])
+            held = [sample for sample in group.samples if sample.state == "held"] if group is not None else []
+            if self._ledger.in_flight + len(held) > self._rules.max_concurrent:
+                break
+            heappop(self._held)
+            if group is not None and held:
+                self._place(group, held)
+                commands += [self._start(sample, at) for sample in held]
+        return commands
 
     def stop_late(self, at: float) -> list[GroupCommand]:
         """After a step was handed over, where groups are dropped: stop those that no step may train any more."""
@@ -185,7 +244,8 @@ class Groups:
     def _failed(self, sample: Sample, at: float, why: str) -> list[GroupCommand]:
         """Another attempt, or the end of the sample, perhaps of its group, perhaps of the run."""
         self._free(sample)
-        if sample.attempt < self._rules.retries:
+        sample.failures += 1
+        if sample.failures <= self._rules.retries:
             server = self._server_for(sample.group)
             sample.note(at, "attempt {} failed: {}", sample.attempt, why)
             sample.attempt += 1
@@ -196,11 +256,12 @@ class Groups:
         group = sample.group
         group.open -= 1
         group.lost += 1
+        gone = _forget([sample.id]) if sample.has_come else []
         if self._rules.group_size - group.lost < self._rules.min_group:
-            last = f"{sample.label} failed in each of its {sample.attempt + 1} attempts, the last time with: {why}"
+            last = f"{sample.label} failed in each of its {sample.failures} attempts, the last time with: {why}"
             commands = self._close(group, "failed", at, "{}", last)
-            return commands + self._count_failure(group, last)
-        return [] if group.open else self._decide(group, at)
+            return gone + commands + self._count_failure(group, last)
+        return gone if group.open else gone + self._decide(group, at)
 
     def _free(self, sample: Sample) -> None:
         """Its server has room again."""
@@ -215,11 +276,32 @@ class Groups:
         """If its server was lost while its prompt was read: another one, the same for all of its samples."""
         if self._fleet.servers[group.server].incarnation == group.incarnation:
             return
+        self._place(group, group.samples)
+
+    def _place(self, group: Group, samples: list[Sample]) -> None:
+        """On one server, the same for all of these."""
         server = self._server_for(group)
-        server.load += len(group.samples)
+        server.load += len(samples)
         group.server, group.incarnation = server.id, server.incarnation
-        for sample in group.samples:
+        for sample in samples:
             sample.server, sample.incarnation = server.id, server.incarnation
+
+    def _hold(self, group: Group, at: float, why: str) -> list[GroupCommand]:
+        """What runs of it ends, and will start again; what is being checked goes on."""
+        commands: list[GroupCommand] = []
+        for sample in group.samples:
+            if sample.state == "running":
+                commands.append(Cancel(sample=sample.id, attempt=sample.attempt))
+                self._free(sample)
+                sample.attempt += 1
+                self._ledger.move_sample(sample, "held", at, why)
+        if commands:
+            heappush(self._held, (group.floor, group.id))
+        return commands
+
+    def _held_may_start(self) -> bool:
+        newest = self._fleet.newest_open
+        return newest is not None and bool(self._held) and self._held[0][0] <= newest
 
     def _too_old(self, sample: Sample, event: SampleDone) -> str:
         return (
@@ -293,9 +375,9 @@ class Groups:
                 continue
             if sample.state in ("running", "scoring"):
                 commands.append(Cancel(sample=sample.id, attempt=sample.attempt))
-            if sample.done is None:
+            if sample.state in ("waiting", "running"):
                 self._free(sample)
-            else:
+            if sample.has_come:
                 arrived.append(sample.id)
             self._ledger.move_sample(sample, fate, at, why, *words)
         self._ledger.move_group(group, state, at, why, *words)
@@ -332,5 +414,6 @@ def _expect(sample: Sample, state: str, what: str) -> None:
 
 
 def _forget(samples: Iterable[SampleId]) -> list[GroupCommand]:
+    """They have left the ledger for good: neither memory nor disk need to have them any more."""
     names = tuple(samples)
-    return [Forget(samples=names)] if names else []
+    return [Forget(samples=names), Release(samples=names)] if names else []

@@ -15,16 +15,17 @@ from areal_async.errors import IllegalTransition
 from areal_async.messages import GroupId, Rules, SampleDone, SampleId, Version, group_of, sample_id
 
 OUTSTANDING: Final = ("admitted", "running", "scored", "ready")
-SAMPLE_OUTSTANDING: Final = ("waiting", "running", "scoring", "scored")
+SAMPLE_OUTSTANDING: Final = ("waiting", "running", "held", "scoring", "scored")
 OVER: Final = ("trained", "filtered", "stale", "failed", "cancelled")
 IN_FLIGHT: Final = ("waiting", "running")  # samples that take up a place at a server
 
 
 class Sample(Thing):
     """One answer. done: what its rollout reported, once it is finished. server, incarnation: where its present attempt
-    was placed; if that is lost, the attempt goes on elsewhere by itself."""
+    was placed; if that is lost, the attempt goes on elsewhere by itself. failures: attempts that failed; the others
+    were ended because training went back. has_come: whether an answer of it came, so that its arrays are kept."""
 
-    __slots__ = ("attempt", "done", "group", "id", "incarnation", "member", "reward", "server")
+    __slots__ = ("attempt", "done", "failures", "group", "has_come", "id", "incarnation", "member", "reward", "server")
     lifecycle = SAMPLE
 
     def __init__(self, group: "Group", member: int, at: float) -> None:
@@ -33,6 +34,8 @@ class Sample(Thing):
         self.group = group
         self.member = member
         self.attempt = 0
+        self.failures = 0
+        self.has_come = False
         self.server = group.server
         self.incarnation = group.incarnation
         self.done: SampleDone | None = None
@@ -136,8 +139,7 @@ class Ledger:
         sample.move(state, at, why, *words)
         self._sample_counts[old] -= 1
         self._sample_counts[state] += 1
-        if old in IN_FLIGHT and state not in IN_FLIGHT:
-            self.in_flight -= 1
+        self.in_flight += (state in IN_FLIGHT) - (old in IN_FLIGHT)
 
     def move_group(self, group: Group, state: str, at: float, why: str = "", *words: Word) -> None:
         old = group.state

@@ -95,7 +95,8 @@ formed and ends, `trained`, when the step is done. Only going back to a checkpoi
 the same batch once more.
 
 `failed`: its prompt can't be used, or too many of its samples failed. `cancelled`: the run ended, the data ended, or
-training went back to a checkpoint; in the last case its prompt gets a new group. `stale`: its deadline has passed and
+training went back to a checkpoint before any of its members had an outcome; in the last case its prompt gets a new
+group. `stale`: its deadline has passed and
 `rollout.when_older` is `drop`, the only policy that throws anything away for its age (docs/staleness.md); with
 `rollout.requeue` its prompt gets a new group. All of these give the place back at once.""",
 )
@@ -105,7 +106,8 @@ SAMPLE: Final = Lifecycle(
     "waiting",
     {
         "waiting": ("running", "stale", "cancelled"),
-        "running": ("running", "scoring", "scored", "stale", "failed", "cancelled"),
+        "running": ("running", "scoring", "scored", "held", "stale", "failed", "cancelled"),
+        "held": ("running", "stale", "cancelled"),
         "scoring": ("scored", "stale", "cancelled"),
         "scored": ("training", "filtered", "stale", "cancelled"),
         "training": ("trained",),
@@ -120,7 +122,10 @@ it (a further attempt after a failure is `running` again), `scoring` while its c
 known, be it a reward or none. It is then trained with its group, or `filtered` where it has no reward, where it was
 cut and `train.truncated` is `mask`, or where its group is filtered. A sample that failed in its last attempt is
 `failed`; when its group fails because of it, the other members are `cancelled`. With a stale group, those that have no
-fate of their own yet are `stale`.""",
+fate of their own yet are `stale`.
+
+`held`: it was `running` when training went back to a checkpoint, and another member of its group has its outcome
+already, so the group is kept. It starts again from its prompt as soon as a server holds its group's floor again.""",
 )
 
 SERVER: Final = Lifecycle(
@@ -164,12 +169,19 @@ TRAINER: Final = Lifecycle(
     "trainer",
     "starting",
     {
-        "starting": ("publishing",),
-        "publishing": ("idle", "publishing"),
-        "idle": ("training", "publishing"),
-        "training": ("publishing",),
+        "starting": ("publishing", "lost", "starting"),
+        "publishing": ("idle", "lost", "starting"),
+        "idle": ("training", "checkpointing", "lost", "starting"),
+        "training": ("publishing", "lost", "starting"),
+        "checkpointing": ("idle", "lost", "starting"),
+        "lost": ("starting", "lost"),
     },
     """The trainer is `starting` until all ranks have joined. Then it publishes the weights that it holds, and after
-each step the new ones; once those are safe it is `idle`, and trains as soon as a batch may be formed. Going back to a
-checkpoint leads from any of these to `publishing`, of the version that it went back to.""",
+each step the new ones; once those are safe it is `idle`, and trains as soon as a batch may be formed. Where a
+checkpoint is due it is `checkpointing` first: the next step waits for it, rollouts don't.
+
+`lost`: one of its processes has ended, is stuck, or could not do what it was told; all of them are ended, and started
+again after a pause that grows with each loss. Then training goes back to the newest checkpoint, and the trainer is
+`starting` with it. A resumed run goes there too, from whatever state the log ends in. One that was lost too often ends
+the run, as does the first loss where no checkpoints are made.""",
 )

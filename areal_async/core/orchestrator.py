@@ -2,20 +2,20 @@
 
 What always holds: it only passes events to the machines that own their tables (`groups`, `fleet`, `workers`,
 `trainer`, `evaluating`, over one `ledger`) and asks them how to go on; `Finish` or `Fail` is its last command, and what
-comes after it is ignored.
+comes after it is ignored, unless a new controller resumes the run.
 """
 
-from areal_async.core import endings
+from areal_async.core import endings, going_back
 from areal_async.core.parts import Parts
 from areal_async.core.view import View, view
 from areal_async.core.waiting import explain
 from areal_async.messages import (
     AnyCommand,
     AnyEvent,
+    CheckpointDone,
     DataEnded,
     EvaluationDone,
     Failed,
-    Finish,
     GroupRead,
     Joined,
     Lost,
@@ -27,6 +27,7 @@ from areal_async.messages import (
     StepDone,
     StopRequested,
     Swapped,
+    Version,
     Woke,
 )
 
@@ -44,8 +45,13 @@ class Orchestrator:
         """The next step to be formed: batch_groups · step groups have been handed to training."""
         return self._parts.ledger.step
 
+    @property
+    def returns(self) -> tuple[Version, ...]:
+        """Versions that training can go back to, the newest first; () where no checkpoints are made."""
+        return self._parts.trainer.returns
+
     def handle(self, event: AnyEvent) -> list[AnyCommand]:
-        if self._over:
+        if self._over and not going_back.is_resume(event):
             return []
         commands = self._take(event)
         if not endings.said(commands):
@@ -96,22 +102,24 @@ class Orchestrator:
                 return [*parts.evaluations.lost(event)]
             case Failed(of="evaluation"):
                 return [*parts.evaluations.failed(event)]
+            case Failed(of="checkpoint"):
+                parts.trainer.checkpoint_failed(event)
             case Failed():
-                return [*endings.failed(event, parts)]
+                return [*parts.trainer.failed(event)]
             case StepDone():
                 return [*parts.trainer.step_done(event)]
             case Published():
-                parts.trainer.published(event)
+                return [*parts.trainer.published(event)]
+            case CheckpointDone():
+                return [*parts.trainer.checkpoint_done(event)]
             case Swapped():
                 parts.fleet.swapped(event)
             case EvaluationDone():
                 parts.evaluations.done(event)
             case RolledBack():
-                publish = parts.trainer.roll_back(event)
-                parts.evaluations.roll_back(event.to)
-                return [*groups.start_again(event.at, f"back to version {event.to}"), publish]
+                return going_back.rolled_back(event, parts)
             case Joined(peer="trainer"):
-                return [parts.trainer.join(event)]
+                return [*parts.trainer.join(event)]
             case Joined(peer="server"):
                 parts.fleet.join(event)
             case Joined():
@@ -120,7 +128,7 @@ class Orchestrator:
                 parts.fleet.lost(event)
                 return [*parts.evaluations.lost(event)]
             case Lost(peer="trainer"):
-                return [*endings.lost(event, parts)]
+                return [*parts.trainer.lost(event)]
             case Lost():
                 parts.rewards.lost(event)
             case StopRequested():
@@ -132,15 +140,15 @@ class Orchestrator:
     def _go_on(self, at: float) -> list[AnyCommand]:
         """What has become possible: a step, the end, an evaluation, restarts, swaps, new groups."""
         parts = self._parts
-        train = [] if parts.stopping else parts.trainer.train(at)
-        reason = endings.finished(parts)
-        if reason is not None:
-            return [*parts.groups.cancel_unready(at, reason), Finish(reason=reason)]
+        train = parts.trainer.checkpoint_at_stop(at) if parts.stopping else parts.trainer.train(at)
+        if end := endings.finish(parts, at):
+            return end
         if parts.stopping:
-            return []
+            return [*train]
         if stranded := endings.stranded(parts):
             return [stranded]
         late = parts.groups.stop_late(at) if train else []
-        servers = [*parts.evaluations.begin(at), *parts.fleet.wake(at), *parts.fleet.swaps(at)]
-        admitted = parts.groups.admit(at) if parts.rewards.workers else ()
-        return [*train, *late, *servers, *parts.rewards.wake(at), *admitted]
+        lost = [*parts.trainer.wake(at), *parts.fleet.wake(at), *parts.rewards.wake(at)]
+        servers = [*parts.evaluations.begin(at), *parts.fleet.swaps(at)]
+        admitted = [*parts.groups.start_held(at), *parts.groups.admit(at)] if parts.rewards.workers else []
+        return [*train, *late, *lost, *servers, *admitted]

@@ -9,6 +9,7 @@ from areal_async.core.fleet import Fleet
 from areal_async.core.groups import Groups
 from areal_async.core.ledger import Ledger
 from areal_async.core.lifecycle import Thing
+from areal_async.core.resuming import refusals
 from areal_async.core.trainer import Trainer
 from areal_async.core.workers import Workers
 from areal_async.messages import Rules
@@ -34,8 +35,24 @@ class Parts:
     @property
     def wakeup(self) -> float | None:
         """Run clock from which one of them has something to do, if there is such a time."""
-        times = (self.fleet.wakeup, self.rewards.wakeup, self.evaluations.wakeup)
+        times = (self.fleet.wakeup, self.rewards.wakeup, self.evaluations.wakeup, self.trainer.restart_at)
         return min((at for at in times if at is not None), default=None)
+
+    def resume(self, rules: Rules) -> None:
+        """A new controller goes on by these rules; servers, reward workers and ranks of before are gone.
+
+        Raises ValueError for rules that can't follow those of before.
+        """
+        check(rules)
+        if told := refusals(self.rules, rules):
+            raise ValueError("\n".join(told))
+        self.rules = self.ledger.rules = rules
+        self.fleet.resume(rules)
+        self.groups.resume(rules)
+        self.trainer.resume(rules)
+        self.evaluations.resume(rules)
+        self.rewards.resume(rules.max_worker_restarts)
+        self.stopping = False
 
     def find(self, id: str) -> list[Thing]:
         """What lives under this name, or under its label ("server 2")."""

@@ -1,4 +1,4 @@
-"""Processes that are started again after they were lost: servers and reward workers.
+"""Processes that are started again after they were lost: servers, reward workers and the trainer.
 
 What always holds: the pause before a restart grows with each loss, and a loss that lies long back is forgotten; who was
 told to start again is not told so twice.

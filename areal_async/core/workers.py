@@ -70,6 +70,13 @@ class Workers:
             worker.wait_for_restart(event.at)
         self._refresh()
 
+    def resume(self, max_restarts: int) -> None:
+        """None of before is there any more."""
+        self._max_restarts = max_restarts
+        self._first_loss = self.given_up = ""
+        self.workers.clear()
+        self._refresh()
+
     def wake(self, at: float) -> list[Restart]:
         """Lost workers whose pause is over are started again."""
         if self.wakeup is None or at < self.wakeup:

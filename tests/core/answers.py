@@ -6,6 +6,8 @@ What always holds: a function of the command and what it is given; nothing is re
 from areal_async.messages import (
     AnyCommand,
     AnyEvent,
+    Checkpoint,
+    CheckpointDone,
     DataEnded,
     Evaluate,
     EvaluationDone,
@@ -73,7 +75,11 @@ def event_of(
         case Restart(peer=peer, id=name):
             if outcome == "failed":
                 return Lost(at=at, peer=peer, id=name, why="exit code 1")
-            return Joined(at=at, peer=peer, id=name)
+            return Joined(at=at, peer=peer, id=name, version=versions[0] if peer == "trainer" else 0)
+        case Checkpoint(version=version) if outcome == "failed":
+            return Failed(at=at, of="checkpoint", id=str(version), why="no space left on device")
+        case Checkpoint(version=version, branch=branch):
+            return CheckpointDone(at=at, version=version, branch=branch, seconds=0.5, nbytes=1)
         case Evaluate(version=version, server=server):
             if outcome == "failed":
                 return Failed(at=at, of="evaluation", id=str(version), why="no data")

@@ -9,6 +9,7 @@ from areal_async.errors import IllegalTransition
 from areal_async.messages import Cancel, Finish, Forget, ReadGroup, Train, WhenOlder
 
 from . import promises
+from .checkpoints import BACK
 from .world import World, make_rules
 
 POLICIES: tuple[WhenOlder, ...] = get_args(WhenOlder)
@@ -149,7 +150,7 @@ def test_a_group_that_is_masked_all_over_counts_and_is_trained() -> None:
 
 
 def test_after_going_back_the_same_tokens_are_masked() -> None:
-    world = at_step_4("mask")
+    world = at_step_4("mask", **BACK)
     next_version(world)
     answer(world, 0, 5)
     world.settle("train")

@@ -10,6 +10,7 @@ import pytest
 
 from areal_async.messages import Finish
 
+from .checkpoints import BACK
 from .world import World, make_rules
 
 CASES = [
@@ -41,7 +42,7 @@ def look(world: World) -> Hashable:
             for group in ledger.groups.values()
         ),
         tuple((server.branch, server.version, server.loading, server.load) for server in fleet.servers.values()),
-        (fleet.newest, trainer.state, trainer.version, trainer.branch, ledger.step, world.end),
+        (fleet.newest, trainer.returns, trainer.state, trainer.version, trainer.branch, ledger.step, world.end),
     )
 
 
@@ -50,7 +51,8 @@ def test_every_order_keeps_the_rules_and_reaches_the_end(
     policy: str, batch: int, eta: int, servers: int, steps: int, outcomes: tuple[float | str, ...], rollbacks: int
 ) -> None:
     age = {"when_older": "drop", "requeue": True} if policy == "requeue" else {"when_older": policy}
-    rules = make_rules(batch_groups=batch, max_staleness=eta, steps=steps, retries=0, max_failures=2, **age)
+    back = BACK | {"checkpoint_steps": 2} if rollbacks else {}
+    rules = make_rules(batch_groups=batch, max_staleness=eta, steps=steps, retries=0, max_failures=2, **age, **back)
     start = World(rules, servers=servers, prompts=batch * steps + 2).start()
     seen = {look(start)}
     waiting = [start]
@@ -63,14 +65,15 @@ def test_every_order_keeps_the_rules_and_reaches_the_end(
             continue
         assert world.pending, f"stuck: {world.core.waiting()}"
         branches = [(key, outcome) for key in world.pending for outcome in (outcomes if key[0] == "sample" else (1.0,))]
-        backs = range(world.trained + 1) if world.branch < rollbacks and world.find("train") else ()
+        backs = world.checkpoints.points if world.branch < rollbacks and world.find("train") else ()
         for number in range(len(branches) + len(backs)):
             other = copy.deepcopy(world, {id(command): command for command in world.pending.values()})
             if number < len(branches):
                 other.answer(*branches[number])
             else:
                 other.roll_back(backs[number - len(branches)])
-            other.commands, other.told, other.late = [], [], []  # nobody reads them here, and they would be copied
+            # nobody reads them here, and they would be copied
+            other.commands, other.told, other.late, other.log = [], [], [], []
             stale += other.fates("stale")
             old += sum(train.step - other.done[s.sample].oldest > eta for train in other.history for s in train.samples)
             key = look(other)

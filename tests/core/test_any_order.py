@@ -16,6 +16,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from areal_async.messages import Finish, WhenOlder
 
+from .checkpoints import BACK
 from .machine import WorldMachine
 from .world import World, make_rules
 
@@ -88,6 +89,7 @@ class AnyOrder(WorldMachine):
             requeue=bool(seed % 2),
             **(filters if size > 1 else {}),
             **shape,
+            **BACK | {"checkpoint_steps": 1 + seed % 3},
         )
         self.world = World(rules, servers=servers, workers=1 + seed % 2, prompts=prompts)
         self.order = seed

@@ -13,6 +13,7 @@ from areal_async.core.trainer import Trainer
 from areal_async.errors import IllegalTransition
 from areal_async.messages import Fail, Finish, Forget, Publish, StepDone
 
+from .checkpoints import BACK
 from .world import Broken, World, make_rules
 
 WALKS = 40
@@ -47,6 +48,7 @@ def walk(seed: int, changes: dict[str, object]) -> None:
         "max_staleness": next(pick) % 3,
         "max_failures": 10_000,
         "retries": 1,
+        **BACK,
     }
     rules = make_rules(**{**base, **changes})
     world = World(rules, servers=1 + next(pick) % 3).start()

@@ -12,6 +12,7 @@ from areal_async.messages import (
     Train,
 )
 
+from .checkpoints import BACK
 from .world import World, make_rules
 
 
@@ -191,7 +192,7 @@ def test_the_last_one_is_left_out_where_no_server_is_left() -> None:
 
 
 def test_after_a_rollback_what_was_under_way_counts_for_nothing() -> None:
-    world = begin(make_rules(batch_groups=1, steps=6, eval_every=2, max_staleness=3))
+    world = begin(make_rules(batch_groups=1, steps=6, eval_every=2, max_staleness=3, **BACK))
     train(world, 0, 1, 2)
     assert world.find("evaluate")
     world.roll_back(to=1)
@@ -207,7 +208,7 @@ def test_after_a_rollback_what_was_under_way_counts_for_nothing() -> None:
 
 
 def test_a_rollback_to_a_later_version_leaves_it_as_it_is() -> None:
-    world = begin(make_rules(batch_groups=1, steps=6, eval_every=2, max_staleness=5))
+    world = begin(make_rules(batch_groups=1, steps=6, eval_every=2, max_staleness=5, **BACK))
     train(world, 0, 1, 2)
     world.roll_back(to=3)
     world.answer(("evaluate", "server0"))

@@ -6,6 +6,7 @@ import pytest
 
 from areal_async.messages import Fail, Finish, Forget, Scored, StartSample, Train
 
+from .checkpoints import BACK
 from .world import World, make_rules
 
 Rewards = list[float | None]
@@ -187,7 +188,7 @@ def test_a_group_of_which_everything_was_cut_is_filtered() -> None:
 
 
 def test_going_back_leaves_out_the_same_answers() -> None:
-    world = scored([1.0, 1.0, 0.0, 0.0], truncated="mask", steps=3)
+    world = scored([1.0, 1.0, 0.0, 0.0], truncated="mask", steps=3, **BACK)
     world.settle("train")
     world.roll_back(to=0)
     world.settle("publish")

@@ -22,6 +22,7 @@ from areal_async.messages import (
     Woke,
 )
 
+from .checkpoints import BACK
 from .world import World, make_rules
 
 EARLY = ("publish", "swap")
@@ -295,13 +296,12 @@ def test_who_joins_twice_or_swaps_unasked_is_an_error_after_a_restart_too() -> N
 
 
 def test_a_rollback_finds_lost_servers_where_they_are() -> None:
-    world = begin(make_rules(steps=6, max_staleness=2), servers=2)
+    world = begin(make_rules(steps=6, max_staleness=2, **BACK), servers=2)
     for step in range(2):
         world.settle(*EARLY, "read", "sample", "score")
         world.answer(("train", str(step)))
     world.lose("server1")
     world.roll_back(to=1)
-    world.wake()
     world.settle("restart", "publish", "swap")
     assert {book.holds for book in world.servers.values()} == {(1, 1)}
     assert world.run_out() == Finish(reason="steps_done")

@@ -24,6 +24,7 @@ from areal_async.core.workers import Worker, Workers
 from areal_async.errors import IllegalTransition
 from areal_async.messages import Fail, Failed, Finish
 
+from .checkpoints import BACK
 from .machine import WorldMachine
 from .test_all_orders import look
 from .test_broken_rules import numbers
@@ -92,6 +93,7 @@ class LosingServers(WorldMachine):
             max_restarts=restarts,
             max_worker_restarts=restarts + 1,
             eval_every=every,
+            **BACK | {"checkpoint_steps": 1 + seed % 3},
         )
         self.world = World(rules, servers=servers, workers=workers, prompts=prompts)
         self.seed = seed
@@ -201,7 +203,7 @@ def moves(world: World, losses: int, failures: int, rollbacks: int) -> list[Move
     if losses:
         found += [("lose", (name,)) for name, book in world.peers.items() if book.due is None]
     if rollbacks and world.find("train"):
-        found += [("roll back", (str(to),)) for to in range(world.trained + 1)]
+        found += [("roll back", (str(to),)) for to in world.checkpoints.points]
     return found
 
 
@@ -225,7 +227,7 @@ def do(world: World, move: Move) -> None:
 def test_every_order_with_losses_reaches_the_end(
     eta: int, servers: int, losses: int, failures: int, rollbacks: int, every: int
 ) -> None:
-    rules = make_rules(batch_groups=1, max_staleness=eta, steps=2, retries=0, max_failures=9, eval_every=every)
+    rules = make_rules(batch_groups=1, max_staleness=eta, steps=2, retries=0, max_failures=9, eval_every=every, **BACK)
     start = World(rules, servers=servers).start()
     seen, waiting, ends = {(look_closer(start), losses, failures)}, [(start, losses, failures)], 0
     while waiting:
@@ -238,7 +240,8 @@ def test_every_order_with_losses_reaches_the_end(
             other = copy.deepcopy(world, {id(command): command for command in world.pending.values()})
             do(other, move)
             check_loads(other)
-            other.commands, other.told, other.late = [], [], []  # nobody reads them here, and they would be copied
+            # nobody reads them here, and they would be copied
+            other.commands, other.told, other.late, other.log = [], [], [], []
             left = more_losses - (move[0] == "lose"), more_failures - (move[0] == "fail")
             if (look_closer(other), *left) not in seen:
                 seen.add((look_closer(other), *left))
@@ -269,6 +272,7 @@ def walk(seed: int) -> None:
         max_restarts=next(pick) % 4,
         eval_every=next(pick) % 3,
         max_worker_restarts=1 + seed % 3,
+        **BACK | {"checkpoint_steps": 1 + seed % 3},
     )
     world = World(rules, servers=servers, workers=1 + seed % 2).start()
     for _ in range(150):

@@ -26,6 +26,7 @@ from areal_async.messages import (
     Train,
 )
 
+from .checkpoints import BACK
 from .world import World, make_rules
 
 EARLY = ("publish", "swap")
@@ -107,7 +108,7 @@ def test_p07_nothing_is_dropped_while_the_trainer_is_busy() -> None:
 
 
 def test_p08_after_going_back_every_prompt_is_trained_once() -> None:
-    world = World(make_rules(batch_groups=2, steps=10), prompts=8).start().settle(*EARLY)
+    world = World(make_rules(batch_groups=2, steps=10, **BACK), prompts=8).start().settle(*EARLY)
     world.settle("read", "sample", "score")
     world.answer(world.find("train")[0])
     world.settle("publish")
@@ -245,11 +246,15 @@ def test_a_stop_before_anything_began() -> None:
     assert world.core.handle(Joined(at=2.0, peer="trainer", id="trainer")) == []
 
 
-def test_a_stop_cancels_what_is_in_flight() -> None:
-    world = World(make_rules()).start().settle(*EARLY, "read")
-    commands = world.send(StopRequested(at=world.tick()))
-    assert [type(command) for command in commands] == [Cancel] * 4 + [Finish]
-    assert world.core.balance()["cancelled"] == 4
+@pytest.mark.parametrize("back", [{}, BACK])
+def test_a_stop_ends_what_is_in_flight(back: dict[str, object]) -> None:
+    world = World(make_rules(**back)).start().settle(*EARLY)
+    train_one(world)  # with the first one's room, groups 4 and 5 are admitted; 2 and 3 are trained
+    world.settle("read")
+    world.send(StopRequested(at=world.tick()))
+    world.settle("train", "publish")
+    assert [type(command) for command in world.commands[-3:]] == [Cancel, Cancel, Finish]
+    assert world.core.balance()["outstanding" if back else "cancelled"] == 2  # a resume goes on with them
 
 
 def test_a_lost_trainer_ends_the_run_with_its_story() -> None:
@@ -319,7 +324,7 @@ def test_servers_swap_in_waves_the_oldest_first_and_memory_is_freed() -> None:
 
 
 def test_going_back_trains_the_same_batches_on_a_new_branch() -> None:
-    world = World(make_rules(steps=6, batch_groups=2, minibatches=2), servers=2).start()
+    world = World(make_rules(steps=6, batch_groups=2, minibatches=2, **BACK), servers=2).start()
     for _ in range(3):
         world.settle("publish", "swap", "read", "sample", "score")
         world.answer(world.find("train")[0])
@@ -337,7 +342,7 @@ def test_going_back_trains_the_same_batches_on_a_new_branch() -> None:
 
 
 def test_nothing_is_placed_on_a_server_of_an_older_branch() -> None:
-    world = World(make_rules(steps=6, max_staleness=3), servers=1).start().settle(*EARLY)
+    world = World(make_rules(steps=6, max_staleness=3, **BACK), servers=1).start().settle(*EARLY)
     for _ in range(2):
         train_one(world)
     before = admitted(world)

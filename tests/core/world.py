@@ -14,6 +14,8 @@ from areal_async.messages import (
     AnyCommand,
     AnyEvent,
     Cancel,
+    Checkpoint,
+    CheckpointDone,
     DataEnded,
     Evaluate,
     EvaluationDone,
@@ -26,6 +28,7 @@ from areal_async.messages import (
     Publish,
     Published,
     ReadGroup,
+    Release,
     Restart,
     RolledBack,
     Rules,
@@ -45,6 +48,7 @@ from areal_async.messages import (
 
 from . import expected, promises
 from .answers import event_of
+from .checkpoints import CheckpointBook, TrainerBook
 from .servers import Book, EvaluationBook, ServerBook, check_swap
 
 Key: TypeAlias = tuple[str, ...]
@@ -121,6 +125,14 @@ class World:
         self.clock = 0.0
         self.pace_s = 1.0  # between two events
         self.stopping = False
+        self.trainer = TrainerBook(rules.max_trainer_restarts)
+        self.checkpoints = CheckpointBook(rules, hold)
+        self.instant_checkpoints = True  # they are complete in the moment in which they are asked for
+        self.came: set[str] = set()  # samples that have arrays
+        self.failures: Counter[str] = Counter()  # attempts of samples
+        self.held: set[str] = set()  # samples that ran when training went back, and have to start again
+        self.step_of: dict[int, int] = {}  # group -> the step that trains it
+        self.log: list[tuple[AnyEvent, list[AnyCommand]]] = []
         self.send(Woke(at=0.0))
         self._servers = [f"server{i}" for i in range(servers)]
         self._workers = [f"rewards.{i}" for i in range(workers)]
@@ -128,8 +140,9 @@ class World:
     # ------------------------------------------------------------------------------------------- what a test does
 
     def start(self, version: int = 0) -> "World":
-        self.first = self.trained = version
-        self.send(Joined(at=self.tick(), peer="trainer", id="trainer", version=version))
+        self.first = self.trained = self.checkpoints.first = self.checkpoints.oldest = version
+        self.checkpoints.last_at = self.trainer.works_since = self.tick()
+        self.send(Joined(at=self.clock, peer="trainer", id="trainer", version=version))
         for name in self._workers:
             self.workers[name] = Book(self.rules.max_worker_restarts)
             self.send(Joined(at=self.tick(), peer="rewards", id=name))
@@ -145,6 +158,7 @@ class World:
 
     def send(self, event: AnyEvent) -> list[AnyCommand]:
         commands = self.core.handle(event)
+        self.log.append((event, commands))
         self.stopping = self.stopping or isinstance(event, StopRequested)
         hold(self.end is None or not commands, f"commands after the end: {commands}")
         for command in commands:
@@ -154,6 +168,10 @@ class World:
         self._check_left()
         self._check_going_on()
         self._check_due(event.at)
+        self._check_released()
+        self._check_held()
+        if self.instant_checkpoints and self.end is None:
+            self.settle("checkpoint")
         return commands
 
     def answer(self, key: Key, outcome: float | str | None = 1.0) -> list[AnyCommand]:
@@ -162,6 +180,8 @@ class World:
         was lost, while no other is there, was made for the last time."""
         if not self.can_be_done(key):
             outcome = "failed" if key[0] == "sample" else None
+        if key == ("restart", "trainer") and outcome != "failed":
+            return self.go_back(max(self.checkpoints.points))
         event = self._event(self.pending.pop(key), outcome)
         self._note(event)
         self.told.append(event)
@@ -177,19 +197,55 @@ class World:
         return self
 
     def roll_back(self, to: int) -> list[AnyCommand]:
-        for key in [*self.find("train"), *self.find("publish")]:
+        """The trainer dies and begins again with `to`, or with the next one before that to which it can go back."""
+        if self.trainer.may_be_lost and not self.find("restart", "trainer"):
+            self.lose_trainer()
+        while not self.find("restart", "trainer"):
+            self.wake()
+        points = self.checkpoints.points
+        commands = self.go_back(max((version for version in points if version <= to), default=points[0]))
+        return [*commands, *self.answer(("joining", "trainer"))]
+
+    def lose_trainer(self, why: str = "exit code -9") -> list[AnyCommand]:
+        """Whatever it does at the moment."""
+        for key in [*self.find("train"), *self.find("publish"), *self.find("checkpoint")]:
             self.late.append(self._event(self.pending.pop(key), 1.0))
+        for kind in ("restart", "joining"):
+            self.pending.pop((kind, "trainer"), None)
+        event = Lost(at=self.tick(), peer="trainer", id="trainer", why=why)
+        self._note(event)
+        self.told.append(event)
+        return self.send(event)
+
+    def go_back(self, to: int) -> list[AnyCommand]:
+        """The trainer, which was told to start again, begins with `to`."""
+        restart = self.pending.pop(("restart", "trainer"))
+        self._books_go_back(to)
+        event = RolledBack(at=self.tick(), to=to, why="the trainer died")
+        self.told.append(event)
+        commands = self.send(event)
+        hold(not any(self.find("sample", name) for name in self.held), "goes on below its floor")
+        self.pending["joining", "trainer"] = restart
+        return commands
+
+    def _books_go_back(self, to: int) -> None:
         for key in self.find("read"):
             self.late.append(self._event(self.pending.pop(key), 1.0))
         for number, book in self.groups.items():
-            if book.fate == "open":
+            if book.fate != "open":
+                continue
+            if any(outcome != "failed" for outcome in book.outcomes.values()):  # nothing of it is generated again
+                names = {sample_id(number, member) for member in range(self.rules.group_size)}
+                known = {sample_id(number, member) for member in book.outcomes}
+                self.held |= names - known - self.done.keys()
+            else:
                 self._again.add(book.position)
                 self._settle_fate(number, "cancelled")
         self.branch += 1
         self.trained = to
         self.published = None
+        self.checkpoints.go_back(to)
         self.evaluations.roll_back(to, [c for c in self.pending.values() if isinstance(c, Evaluate)])
-        return self.send(RolledBack(at=self.tick(), to=to, why="the trainer died"))
 
     def run_out(self, order: int = 0, outcome: float | str | None = 1.0) -> Finish | Fail:
         """Answer whatever is pending until the end. order: picks which comes next. outcome: of samples and checks."""
@@ -280,7 +336,7 @@ class World:
             size - sum(sample_id(number, member) in self.done or member in book.outcomes for member in range(size))
             for number, book in self.groups.items()
             if book.fate == "open"
-        )
+        ) - len(self.held)
 
     def check_balance(self) -> None:
         """The core's balance against the books."""
@@ -311,7 +367,8 @@ class World:
         """Where batches don't wait for anybody's age, the trainer trains as soon as it can."""
         if self.rules.when_older == "wait" or self.end is not None or self.stopping or self.trained >= self.rules.steps:
             return
-        busy = self.published is None or self.find("train") or self.find("publish")
+        busy = self.published is None or self.find("train") or self.find("publish") or self.find("checkpoint")
+        busy = busy or self.trainer.works_since is None
         hold(bool(busy) or self.fates("ready") < self.rules.batch_groups, "a batch is ready and isn't trained")
 
     def _check_left(self) -> None:
@@ -322,6 +379,33 @@ class World:
         hold(not any(group_of(name) in left for name in self._kept), "an answer is never forgotten")
         under_way = [key for key in self.pending if key[0] in ("sample", "score") and group_of(key[1]) in left]
         hold(not under_way, f"goes on after the end of its group: {under_way}")
+        self.held = {name for name in self.held if group_of(name) not in left}
+
+    def _check_released(self) -> None:
+        """What nothing can ask for is released, so that neither memory nor disk grow with the run."""
+        if self.end is None:
+            missed = {name for name in self.came - self.checkpoints.released if not self._may_be_asked_for(name)}
+            hold(not missed, f"never released: {sorted(missed)[:5]}")
+
+    def _may_be_asked_for(self, name: str) -> bool:
+        """Whether a sample that has arrays can be trained or checked, now or after going back."""
+        number = group_of(name)
+        book = self.groups[number]
+        outcome = book.outcomes.get(int(name.partition(".")[2]), 0.0)
+        if book.fate == "open":
+            return outcome != "failed"
+        if book.fate == "handed" and self.step_of[number] < self.checkpoints.oldest:
+            return False
+        return book.fate in ("ready", "handed") and isinstance(outcome, float)
+
+    def _check_held(self) -> None:
+        """What has to start again does as soon as it can."""
+        if self.end is not None or self.stopping or not self.workers:
+            return
+        for name in self.held:
+            floor = self.groups[group_of(name)].floor or 0
+            free = self.in_flight + self.rules.group_size <= self.rules.max_concurrent
+            hold(not self.holders(floor) or not free, f"{name} is held, although a server holds version {floor}")
 
     def _carry_out(self, command: AnyCommand) -> None:
         hold(self.end is None, f"{command} after the end")
@@ -332,6 +416,7 @@ class World:
                 self._start(command)
             case Score():
                 hold(command.sample in self.done, "scores what isn't done")
+                hold(command.sample not in self.checkpoints.released, "scores what was released")
                 self.pending["score", command.sample, str(command.attempt)] = command
             case Train():
                 self._train(command)
@@ -349,8 +434,11 @@ class World:
                 hold(not self.find("swap", command.server), "two swaps at once")
                 self.pending["swap", command.server] = command
             case Restart():
-                book = self.peers[command.id]
-                hold(command.peer == ("server" if command.id in self.servers else "rewards"), f"{command}")
+                book = self.peers.get(command.id, self.trainer)
+                kinds = {**dict.fromkeys(self.servers, "server"), **dict.fromkeys(self.workers, "rewards")}
+                hold(command.peer == kinds.get(command.id, "trainer"), f"{command}")
+                back = max(self.checkpoints.points) if command.peer == "trainer" else 0
+                hold(command.version == back, f"{command}, but training goes back to {back}")
                 hold(book.due is not None and book.due <= self.clock, f"{command} at {self.clock}, due at {book.due}")
                 book.due = None
                 self.pending["restart", command.id] = command
@@ -366,8 +454,17 @@ class World:
                 self._finish(command)
             case Fail():
                 self.end = command
+            case Checkpoint():
+                hold(not self.find("train") and not self.find("publish"), "the trainer does one thing at a time")
+                hold(not self.find("checkpoint"), "two checkpoints at once")
+                self.checkpoints.begin(command, self.branch, self.trained)
+                self.pending["checkpoint", str(command.version)] = command
+            case Release():
+                hold(not self._kept & set(command.samples), "releases what wasn't forgotten")
+                hold(self.came >= set(command.samples), "releases what never came")
+                self.checkpoints.release(command.samples, self._may_be_asked_for)
             case Forget():
-                hold(all(name in self.done for name in command.samples), "forgets what never came")
+                hold(all(name in self.came for name in command.samples), "forgets what never came")
                 hold(len(set(command.samples)) == len(command.samples), "forgets twice")
                 self._kept.difference_update(command.samples)
 
@@ -378,7 +475,7 @@ class World:
 
     def _check_due(self, at: float) -> None:
         """What is due at this time was said, and the core wants to be woken for the rest."""
-        dues = [book.due for book in self.peers.values() if book.due is not None]
+        dues = [book.due for book in (*self.peers.values(), self.trainer) if book.due is not None]
         if self.end is not None or self.stopping:
             return
         hold(not self.unchecked, "goes on although a reward worker was lost too often")
@@ -415,6 +512,8 @@ class World:
         server = self.servers[command.server]
         branch, version = server.holds
         book = self.groups[group_of(command.sample)]
+        hold(command.sample not in self.done, f"{command.sample} is generated again")
+        self.held.discard(command.sample)
         if self.holders(command.floor):
             hold(branch != -1, "placed on a server that was lost, another is there")
             hold(branch == self.branch, "placed on a server of an older branch")
@@ -430,12 +529,13 @@ class World:
 
     def _train(self, command: Train) -> None:
         rules = self.rules
-        hold(not self.find("train") and not self.find("publish"), "the trainer does one thing at a time")
+        busy = [*self.find("train"), *self.find("publish"), *self.find("checkpoint"), *self.find("joining", "trainer")]
+        hold(not busy and self.trainer.works_since is not None, "the trainer does one thing at a time")
         hold(command.step == self.trained and command.branch == self.branch, f"step {command.step} out of order")
         hold(len(command.groups) == rules.batch_groups, f"{len(command.groups)} groups in a step")
         before = self.formed.get(command.step)
         if before is not None:  # after a rollback: the same batch
-            hold((before.groups, before.samples, before.minibatches) == _content(command), "another batch at a replay")
+            hold(_content(before) == _content(command), "another batch at a replay")
         else:
             hold(all(self.groups[number].fate == "ready" for number in command.groups), "trains what isn't ready")
             self.history.append(command)
@@ -443,11 +543,13 @@ class World:
         self.formed[command.step] = command
         for number in command.groups:
             self._settle_fate(number, "handed")
+            self.step_of[number] = command.step
         members = [sample_id(number, member) for number in command.groups for member in self._trained(number)]
         hold([sample.sample for sample in command.samples] == members, f"trains {command.samples}, not {members}")
         for sample in command.samples:
             hold(sample.attempt == self.done[sample.sample].attempt, "trains an attempt that isn't the finished one")
             hold(sample.sample in self._kept or before is not None, f"{sample.sample} is in memory no longer")
+            hold(sample.sample not in self.checkpoints.released, f"{sample.sample} was released")
         floors = {name: self.groups[group_of(name)].floor or 0 for name in members}
         broken = [*promises.age(command, self.done, floors, rules), *promises.split(command, self.done, rules)]
         hold(not broken, "; ".join(broken))
@@ -503,7 +605,7 @@ class World:
         self.late.append(self._event(self.pending.pop(keys[0]), 1.0))
 
     def _event(self, command: AnyCommand, outcome: float | str | None) -> AnyEvent:
-        versions = (0, 0)
+        versions = (self.trained, 0)
         if isinstance(command, StartSample):
             held = [self.servers[name].holds[1] for name in self.holders(command.floor)] or [command.floor]
             versions = self.oldest.get((command.sample, command.attempt), min(held)), max(held)
@@ -517,17 +619,30 @@ class World:
             case Failed(of="group", id=name):
                 self._settle_fate(int(name), "failed")
             case SampleDone(sample=sample, reward=reward):
+                self.came.add(sample)
+                if event.prompt_tokens + event.length > self.rules.max_tokens_per_microbatch:
+                    self._attempt_failed(sample)
+                    return
                 self.done[sample] = event
                 self._kept.add(sample)
                 if reward is not None:
                     self._outcome(sample, expected.usable(self.rules, reward, event))
             case Scored(sample=sample, reward=reward):
                 self._outcome(sample, expected.usable(self.rules, reward, self.done[sample]))
-            case Failed(of="sample", id=sample, attempt=attempt) if attempt == self.rules.retries:
-                self._outcome(sample, "failed")
+            case Failed(of="sample", id=sample):
+                self._attempt_failed(sample)
             case StepDone(step=step):
                 self.trained += 1
+                self.checkpoints.trained(self.trained)
                 self._left += self.formed[step].groups
+            case CheckpointDone(version=version):
+                others = self.checkpoints.kept[-(self.rules.checkpoint_keep - 1) :]
+                keep = tuple(others) if self.rules.checkpoint_keep > 1 else ()
+                self.checkpoints.done(Checkpoint(version=version, branch=self.branch, keep=keep), event.at)
+            case Lost(peer="trainer"):
+                self.trainer.lose_at(event.at, self.trained)
+            case Joined(peer="trainer"):
+                self.trainer.works_since = self.checkpoints.last_at = event.at
             case Published(version=version, branch=branch) if branch == self.branch:
                 self.published = (branch, version)
             case Swapped(server=server, version=version, branch=branch):
@@ -545,6 +660,11 @@ class World:
             case Failed(of="evaluation"):
                 self.evaluations.failed()
 
+    def _attempt_failed(self, sample: str) -> None:
+        self.failures[sample] += 1
+        if self.failures[sample] > self.rules.retries:
+            self._outcome(sample, "failed")
+
     def _outcome(self, sample: str, outcome: float | str | None) -> None:
         book = self.groups[group_of(sample)]
         book.outcomes[int(sample.partition(".")[2])] = outcome
@@ -554,4 +674,4 @@ class World:
 
 
 def _content(train: Train) -> tuple[object, ...]:
-    return train.groups, train.samples, train.minibatches
+    return train.groups, train.samples, train.minibatches, train.mask_below
