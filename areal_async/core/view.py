@@ -65,7 +65,7 @@ def view(parts: Parts) -> View:
             ServerView(server.id, server.state, server.version, server.load) for server in parts.fleet.servers.values()
         ),
         peers=(
-            PeerView(trainer.label, trainer.state, trainer.state_since),
+            _peer(trainer),
             *map(_peer, parts.fleet.servers.values()),
             *map(_peer, parts.rewards.workers.values()),
         ),
