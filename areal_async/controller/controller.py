@@ -26,7 +26,8 @@ class Controller:
 
     workflow: in place of `rollout.workflow`, an object with `async run(session, prompt) -> Sample`. reward: in place of
     `reward.function`, a function that its workers can import (defined at the top of a module). run_dir: in place of a
-    new folder under `runs_dir`. recipes: how children are started; `areal_async.testing` has scripted ones.
+    new folder under `runs_dir`. resume: go on with the run in `run_dir`, or with the one of this name that was started
+    last (docs/resume.md). recipes: how children are started; `areal_async.testing` has scripted ones.
 
     Errors: `ConfigError` from `async with` where the configuration can't be right; any `ArealError` from `steps()`,
     `run()` or the end of the `async with`.
@@ -39,19 +40,21 @@ class Controller:
         workflow: Workflow | None = None,
         reward: Callable[..., object] | None = None,
         run_dir: Path | None = None,
+        resume: bool = False,
         recipes: Recipes | None = None,
     ) -> None:
         self.config = config
         self._workflow = workflow
         self._reward = reward
         self._run_dir = run_dir
+        self._resume = resume
         self._recipes = recipes or Recipes()
         self._rows: asyncio.Queue[StepRow | None] = asyncio.Queue()
         self._failure_told = False
 
     async def __aenter__(self) -> Self:
         self._parts = Parts(
-            self.config, self._workflow, self._reward, self._run_dir, self._recipes, self._rows.put_nowait
+            self.config, self._workflow, self._reward, self._run_dir, self._resume, self._recipes, self._rows.put_nowait
         )
         self._main = asyncio.create_task(self._supervise(), name=f"areal-async run {self.config.name}")
         return self
@@ -61,6 +64,7 @@ class Controller:
     ) -> None:
         self._main.cancel()
         await asyncio.wait({self._main})
+        self._parts.close()  # of a run that was left before it began
         if kind is None and not self._main.cancelled() and not self._failure_told:
             self._main.result()
 
@@ -114,7 +118,6 @@ class Controller:
             parts.tell_end(f"it failed: {error}" if isinstance(error, ArealError) else f"it was ended by {error!r}")
             raise
         finally:
-            parts.folder.close()
             # The consumer of `steps` finds the task done, with its result or its error
             asyncio.get_running_loop().call_soon(self._rows.put_nowait, None)
 

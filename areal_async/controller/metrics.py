@@ -43,8 +43,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
                                          "(`when_older: drop`)")]  # fmt: skip
     tokens_stale: Annotated[int, _about("response tokens generated for these, unfinished answers included")]
     lost_by_length: Annotated[tuple[float, float, float, float], _about(
-        "what age has cost the answers of each quarter of length, shortest first, since the run began: lost samples / "
-        "samples that ended (see below the table)")]  # fmt: skip
+        "what age has cost the answers of each quarter of length, shortest first, since the run began or was resumed: "
+        "lost samples / samples that ended (see below the table)")]  # fmt: skip
     mixed_share: Annotated[float, _about("share of the step's samples with tokens of two versions or more")]
     versions_per_sample_max: Annotated[int, _about("most versions in one sample of the step")]
     mismatch_max: Annotated[float, _about("largest |log π_prox − log π_behav| over trained tokens of lag 0, nats; "
@@ -126,15 +126,15 @@ class _Server:
 
 
 class Meter:
-    """Adds up who was busy for how long. Times are run-clock seconds.
+    """Adds up who was busy for how long, from `since` on. Times are run-clock seconds.
 
     A server is busy while it serves and something is asked of it; one that never joined, or was lost, is idle. A change
     at one server costs the same however many there are.
     """
 
-    def __init__(self, servers: int) -> None:
+    def __init__(self, servers: int, since: float = 0.0) -> None:
         self._count = servers
-        self._since = 0.0
+        self._since = since
         self._training = False
         self._busy = 0
         self._servers: dict[str, _Server] = {}

@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from areal_async import __version__
 from areal_async.config import Config
 from areal_async.config_check import check
 from areal_async.config_file import Sources
+from areal_async.controller import checkpoints, resuming
+from areal_async.controller.checkpoints import Checkpoints
 from areal_async.controller.checks import Half, Pool
 from areal_async.controller.crew import Crew
 from areal_async.controller.evaluating import Evaluations
@@ -25,6 +27,7 @@ from areal_async.controller.metrics import Meter, StepRow
 from areal_async.controller.monitor import Monitor, open_monitoring
 from areal_async.controller.record import Record
 from areal_async.controller.result import RunResult
+from areal_async.controller.resuming import Resumed
 from areal_async.controller.rewarding import Rewards, check_answer
 from areal_async.controller.rollouts import Prompts, Rollouts, RolloutSettings
 from areal_async.controller.runfolder import RunFolder
@@ -41,6 +44,8 @@ from areal_async.messages import (
     AnyCommand,
     AnyEvent,
     Cancel,
+    Checkpoint,
+    CheckpointDone,
     Evaluate,
     Fail,
     Failed,
@@ -52,7 +57,9 @@ from areal_async.messages import (
     Note,
     Publish,
     ReadGroup,
+    Release,
     Restart,
+    RolledBack,
     Score,
     StartSample,
     StepDone,
@@ -83,6 +90,7 @@ class Parts:
         workflow: Workflow | None,
         reward: Callable[..., object] | None,
         run_dir: Path | None,
+        resume: bool,
         recipes: Recipes,
         on_row: Callable[[StepRow], None],
     ) -> None:
@@ -92,21 +100,50 @@ class Parts:
         self._reward_spec = reward_spec(config, reward)
         self._text = Text(config.model.path, config.data.chat_template)
         self._data = load_training_data(config, self._text, server_identity(config, self._text).context_tokens)
-        self._core = Orchestrator(config.rules)
         self._on_row = on_row
         self._recipes = recipes
-        self._meter = Meter(config.own_servers + len(config.rollout.urls))
-        self._samples = Samples()
+        self._prompts = Prompts(self._data)
         self._secret = secrets.token_hex(32)
         self._phase = "starting"  # nobody knows yet what is waited for
-        self._begun = time.monotonic()
-        self._last_event = self._begun
         self._stop = asyncio.Event()
         self._problems = Problems(config, self._text) if config.eval.every_steps else None
         self._evaluations: Evaluations | None = None
         self.metrics_url = ""
         self._status: StatusFile | None = None  # not before this run has the log's lock: the file may be another's
-        self.folder = RunFolder.create(config, run_dir)
+        self._past: Resumed | None = None
+        with ExitStack() as opened:
+            if resume:
+                self._resume(RunFolder.find(config, run_dir), opened)
+            else:
+                self._begin(run_dir, opened)
+            self._opened = opened.pop_all()
+
+    def _begin(self, run_dir: Path | None, opened: ExitStack) -> None:
+        self.folder = RunFolder.create(self._config, run_dir)
+        opened.callback(self.folder.close)
+        self._open_log(self.folder.root, opened)
+        self._core = Orchestrator(self._config.rules)
+        self._begun = self._last_event = time.monotonic()
+
+    def _resume(self, root: Path, opened: ExitStack) -> None:
+        """Go on with the run in `root`. Errors: ArealError that says why that can't be; nothing has been changed then,
+        but for a torn end of its log."""
+        self._open_log(root, opened)  # first: from here on nobody else writes there
+        self._past = resuming.resume(root, self._samples, self._config, self._data)
+        self._core = self._past.core
+        self.folder = RunFolder.reopen(self._config, root)
+        opened.callback(self.folder.close)
+        self._last_event = time.monotonic()
+        self._begun = self._last_event - self._past.ended
+
+    def _open_log(self, root: Path, opened: ExitStack) -> None:
+        self._log = RunLog(root / "log", self._config.log.segment_bytes)
+        opened.callback(self._log.close)
+        self._samples = Samples(self._log.get, self._prompts.at)
+
+    def close(self) -> None:
+        """Give back what the constructor has opened. Errors: LogError where the log can't be written."""
+        self._opened.close()
 
     # ------------------------------------------------------------------------------------------------ a run's life
 
@@ -114,21 +151,16 @@ class Parts:
         """From the first process to the saved model. Errors: the first cause."""
         self._over: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
         self._crew = Crew(group)
-        log = RunLog(self.folder.root / "log", self._config.log.segment_bytes)
-        stack.callback(log.close)
-        log.append(self._config.rules)
-        log.append(self._first_note())
-        if self._data.left_out:
-            logger.info("%s", self._data.left_out_in_words())
-            log.append(self._note_of_long_prompts())
-        self._log = log
+        stack.callback(self.close)
+        self._write_beginning()
         self._address = f"ipc://{self.folder.socket('wire')}"
         router = await stack.enter_async_context(
             Router(self._address, self._secret, self._on_joined, self._on_lost, self._config.train.listen)
         )
-        self._assemble(log, router)
+        self._assemble(router)
         self._phase = ""
         stack.callback(self._record.close)
+        stack.callback(self._checkpoints.close)
         self._status = self._status_file()
         stack.callback(group.create_task(self._status.keep(), name="status").cancel)
         monitor = Monitor(
@@ -140,7 +172,7 @@ class Parts:
             last_event=lambda: self._last_event - self._begun,
         )
         self.metrics_url = await open_monitoring(stack, self._config, monitor, self._record, self.folder.root)
-        self._take(Woke(at=self.now()))
+        self._take(self._first_event())
         self._start_children(stack)
         self._crew.start(self._watch_for_standstill(), "watchdog")
         self._crew.start(self._stop_when_asked(), "stop on request")
@@ -149,28 +181,33 @@ class Parts:
         finally:  # however it ends: no task may go on while what it uses is taken down
             self._turn.close()
             await self._crew.dismiss()
+        await self._checkpoints.tidy()
         model = None
         if self._trainer.joined:
             model = self.folder.root / "model"
             self._phase = f"saving the model to {model}"
             await self._trainer.save(model)
+            self._log.append(Note(at=self.now(), what=resuming.SAVED, data={"reason": finish.reason}))
             await self._trainer.leave()
         self._phase = "ending the processes"
         await self._servers.close()
         return self._outcome(finish.reason, model)
 
-    def _assemble(self, log: RunLog, router: Router) -> None:
-        config, crew, samples = self._config, self._crew, self._samples
+    def _assemble(self, router: Router) -> None:
+        config, crew, samples, log = self._config, self._crew, self._samples, self._log
         self._turn = Turn(
             self._core, log, carry_out=self._carry_out, seen=self._seen, broken=self._broken, now=self.now
         )
         self._take = self._turn.take
         identity = server_identity(config, self._text)
-        self._prompts = Prompts(self._data)
         self._trainer = Trainer(
             config, self._recipes, router, samples, crew,
-            checkpoint_folder=lambda version: self.folder.root / "checkpoints" / f"step-{version}",
+            checkpoint_folder=partial(checkpoints.folder_of, self.folder.checkpoints),
             take=self._take, now=self.now,
+        )  # fmt: skip
+        self._checkpoints = Checkpoints(
+            self.folder.checkpoints, config.name, crew, save=self._trainer.checkpoint, sync=self._turn.sync,
+            log_bytes=lambda: log.position()[0], take=self._take, now=self.now,
         )  # fmt: skip
         self._checks = Pool(
             config.reward, self._reward_spec, self._recipes, router, crew,
@@ -205,9 +242,12 @@ class Parts:
             take=self._take, now=self.now,
         )  # fmt: skip
         metrics = self.folder.root / "metrics.jsonl"
+        self._meter = Meter(config.own_servers + len(config.rollout.urls), self.now())
         self._record = Record(
             metrics, config.rules, self._core, samples, self._rollouts, self._checks, self._meter, self._on_row
         )
+        if self._past is not None:
+            self._record.resume(self._past.version, self.now())
         if self._problems is not None:
             self._evaluations = Evaluations(
                 config, self._text, self._problems, self._workflow, partial(check_answer, Half(self._checks)),
@@ -218,8 +258,10 @@ class Parts:
 
     def _start_children(self, stack: AsyncExitStack) -> None:
         folder, wire = self.folder, (self._address, self._secret)
+        version = 0 if self._past is None else self._past.version
         self._crew.start(
-            self._trainer.start(stack, *wire, folder.runtime, folder.stderr, folder.shm_prefix), "start of the trainer"
+            self._trainer.start(stack, *wire, folder.runtime, folder.stderr, folder.shm_prefix, version),
+            "start of the trainer",
         )
         self._crew.start(self._checks.start(stack, *wire, folder.runtime, folder.stderr), "start of the reward workers")
         for name in self._servers.names():
@@ -230,23 +272,34 @@ class Parts:
         prompts = [self._prompts.at(position) for position in range(PROBE_PROMPTS)]
         return [prompt.token_ids for prompt in prompts if prompt is not None]
 
-    def _first_note(self) -> Note:
-        return Note(
-            at=0.0,
-            what="run",
-            data={"name": self._config.name, "python": sys.version.split()[0], "areal_async": __version__},
-        )
+    def _write_beginning(self) -> None:
+        """What stands in the log before the first event of this controller."""
+        log, data, config = self._log, self._data, self._config
+        who = {"name": config.name, "python": sys.version.split()[0], "areal_async": __version__}
+        if self._past is not None:
+            for command in self._past.missing:
+                log.append(command)
+            log.append(Note(at=self.now(), what="resumed", data={**who}))
+            checkpoints.clean(self.folder.checkpoints)
+            return
+        log.append(config.rules)
+        log.append(Note(at=0.0, what=resuming.RUN, data={**who, **resuming.identity(config, data)}))
+        if data.left_out:
+            logger.info("%s", data.left_out_in_words())
+            long = {"left_out": data.left_out, "max_prompt_tokens": data.limit}
+            log.append(Note(at=0.0, what="long_prompts", data={**long}))
 
-    def _note_of_long_prompts(self) -> Note:
-        data = self._data
-        return Note(at=0.0, what="long_prompts", data={"left_out": data.left_out, "max_prompt_tokens": data.limit})
+    def _first_event(self) -> AnyEvent:
+        if self._past is None:
+            return Woke(at=self.now())
+        return RolledBack(at=self.now(), to=self._past.version, why="resumed", resumed=self._config.rules)
 
     def _outcome(self, reason: str, model: Path | None) -> RunResult:
         rows, meter = self._record.rows, self._meter
         whole = max(meter.total_s, 1e-9)
         return RunResult(
             reason=reason,
-            steps=len(rows),
+            steps=self._core.view().version,
             folder=self.folder.root,
             model=model,
             seconds=self.now(),
@@ -285,10 +338,14 @@ class Parts:
             case Cancel():
                 self._rewards.cancel(command)
                 self._rollouts.cancel(command)
+            case Checkpoint():
+                self._checkpoints.start(command)
             case Forget():
                 self._log.forget(command.samples)
-                for sample in command.samples:
-                    self._samples.pop(sample, None)
+                self._samples.drop(command.samples)
+            case Release():
+                self._log.release(command.samples)
+                self._samples.drop(command.samples)
             case Finish():
                 self._end(command)
             case Fail():
@@ -318,6 +375,7 @@ class Parts:
 
     def _seen(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
         self._last_event = time.monotonic()
+        self._samples.seen(event, commands)
         self._record.seen(event, commands)
         if isinstance(event, Joined):
             logger.info(
@@ -333,6 +391,11 @@ class Parts:
                 self._evaluations.lost(event.id)
         elif isinstance(event, Lost) and event.peer == "rewards":
             logger.warning("reward worker %s is lost: %s", event.id, event.why)
+        if isinstance(event, RolledBack) and self._past is not None and event.resumed is not None:
+            kept = resuming.kept_in_words(self._core, event.to, commands)
+            logger.info("%s; %s", self._past.in_words, kept)
+        if isinstance(event, CheckpointDone):
+            self._checkpoints.recorded(event)
         if isinstance(event, StepDone):
             self._crew.start(self._turn.sync(), f"sync of the log after step {event.step}")
 
@@ -369,7 +432,8 @@ class Parts:
     def _waits_outside(self) -> list[str]:
         """Of the core: what it doesn't know."""
         evaluating = self._evaluations.progress if self._evaluations is not None else ""
-        return [words for words in (self._servers.fleet.waits(), self._checks.waits(), evaluating) if words]
+        waits = (self._servers.waits(), self._servers.fleet.waits(), self._checks.waits(), evaluating)
+        return [words for words in waits if words]
 
     def _status_file(self) -> StatusFile:
         return StatusFile(

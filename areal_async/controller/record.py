@@ -1,13 +1,16 @@
 """Watches a run go by and writes `metrics.jsonl`: a line a step, in the run folder and to whoever reads the steps.
 
 What always holds: it decides nothing; a row is written when its `StepDone` was handled, before the next batch; nothing
-that it does for an event grows with what is in flight.
+that it does for an event grows with what is in flight. Rows of steps that training went back over stay in the file,
+under their branch; what is in memory is the history that survives.
 """
 
+import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -38,7 +41,9 @@ from areal_async.messages import (
     Forget,
     Lost,
     Published,
+    Release,
     Restart,
+    RolledBack,
     Rules,
     SampleDone,
     SampleId,
@@ -48,7 +53,12 @@ from areal_async.messages import (
     Swap,
     Swapped,
     Train,
+    Version,
 )
+
+logger = logging.getLogger("areal_async")
+
+Line = TypeVar("Line")
 
 
 class Reader(Protocol):
@@ -74,6 +84,7 @@ class Record:
         meter: Meter,
         on_row: Callable[[StepRow], None],
     ) -> None:
+        self._path = path
         self._file = GrowingFile(path)
         self._rules = rules
         self._core = core
@@ -82,6 +93,8 @@ class Record:
         self._checks = checks
         self._on_row = on_row
         self._figures: BatchFigures | None = None
+        self._branch = -1  # of the step that is trained
+        self._counted: set[SampleId] = set()
         self._in_training: frozenset[SampleId] = frozenset()
         self._placed: dict[SampleId, tuple[str, int]] = {}  # the server, and how often it had been lost before
         self._losses: Counter[str] = Counter()
@@ -104,8 +117,20 @@ class Record:
     def close(self) -> None:
         self._file.close()
 
+    def resume(self, version: Version, now: float) -> None:
+        """Go on behind what earlier controllers of this run have written, from a version on. Counts begin anew."""
+        folder = self._path.parent
+        rows = {row.step: row for row in _lines(self._path, StepRow) if row.step < version}
+        self.rows = [rows[step] for step in sorted(rows)]
+        found = _lines(folder / "eval" / "results.jsonl", Evaluation)
+        self.evaluations = [result for result in found if result.version <= version]
+        self.totals.samples_stale = self._before.samples_stale = self._core.balance()["samples_stale"]
+        self._steps_measured = self._core.step
+        self.waiting_since = now
+
     def seen(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
         """An event has been handled and gave these commands; none of them has been carried out yet."""
+        self._counted.clear()
         self._event(event)
         stale = _stale(commands) if self._rules.when_older == "drop" else ()
         for sample in stale:
@@ -132,8 +157,10 @@ class Record:
 
     def _event(self, event: AnyEvent) -> None:
         match event:
-            case StepDone():
+            case StepDone() if event.branch == self._branch:  # else it was told late, of a branch that is over
                 self._step_done(event)
+            case RolledBack():
+                self._roll_back(event)
             case SampleDone():
                 self._unplace(event.at, event.sample)
                 self._lengths.ended(event.length)
@@ -175,7 +202,7 @@ class Record:
                 self.meter.serving(at, command.server, serving=False)
             case Restart(peer="server"):
                 self.totals.restarts += 1
-            case Restart():
+            case Restart(peer="rewards"):
                 self.totals.reward_restarts += 1
             case Evaluate():
                 self._evaluation_over(at, command.version)
@@ -183,7 +210,7 @@ class Record:
                 self.meter.load(at, command.server, 1)
             case Cancel():
                 self._unplace(at, command.sample)  # what had arrived of it is forgotten by a command of its own
-            case Forget():
+            case Forget() | Release():
                 self._discard(command.samples, stale)
 
     def _unplace(self, at: float, sample: SampleId) -> None:
@@ -226,7 +253,9 @@ class Record:
 
     def _discard(self, samples: Sequence[SampleId], stale: Sequence[SampleId]) -> None:
         for sample in samples:
-            if sample in self._samples and sample not in self._in_training and sample not in stale:
+            known = sample in self._samples and sample not in self._counted
+            if known and sample not in self._in_training and sample not in stale:
+                self._counted.add(sample)
                 self.totals.tokens_discarded += self._samples[sample].length
 
     # -------------------------------------------------------------------------------------------------------- the step
@@ -235,12 +264,19 @@ class Record:
         batch = self._samples.of(command)
         self._figures = batch_figures(command, batch, self._rules.max_staleness)
         self._measure_masked(command, batch)
+        self._branch = command.branch
         self._in_training = frozenset(entry.sample for entry in command.samples)
         self._waited_for, self._waiting = self._waiting, ""
         if self.waiting_since is not None:
             self.totals.trainer_wait_s += at - self.waiting_since
         self.waiting_since = None
         self.meter.training(at, training=True)
+
+    def _roll_back(self, event: RolledBack) -> None:
+        self._branch = -1
+        self.meter.training(event.at, training=False)
+        self.rows = [row for row in self.rows if row.step < event.to]
+        self.evaluations = [result for result in self.evaluations if result.version <= event.to]
 
     def _step_done(self, done: StepDone) -> None:
         assert self._figures is not None, f"step {done.step} is done, and was never begun"
@@ -284,6 +320,25 @@ def _stale(commands: Sequence[AnyCommand]) -> Sequence[SampleId]:
             formed = True
         elif formed and isinstance(command, Cancel):
             found[command.sample] = None
-        elif formed and isinstance(command, Forget):
+        elif formed and isinstance(command, Forget | Release):
             found.update(dict.fromkeys(command.samples))
     return tuple(found)
+
+
+def _lines(path: Path, kind: type[Line]) -> list[Line]:
+    """What is in a file of JSON lines; a last one that isn't whole is cut. Lines of other versions are left out."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    end = data.rfind(b"\n") + 1
+    if end < len(data):
+        logger.warning("%s: the last line isn't whole (%d bytes): cut", path, len(data) - end)
+        os.truncate(path, end)
+    found, decoder = [], msgspec.json.Decoder(kind)
+    for number, line in enumerate(data[:end].splitlines(), 1):
+        try:
+            found.append(decoder.decode(line))
+        except msgspec.DecodeError as error:
+            logger.warning("%s:%d: left out of the summary: %s", path, number, error)
+    return found

@@ -1,10 +1,15 @@
 """Where a run keeps its things: the run folder, which stays, and the runtime folder with its sockets, which doesn't.
 
 What always holds: two runs never share a folder, a socket or a name in shared memory, whenever they were started; the
-runtime folder can be entered only by the user, and is gone when the run is.
+runtime folder can be entered only by the user, and is gone when the run is. Nothing in a run folder says where the
+folder lies, so it can be moved. `config.yaml` is the configuration that the run goes on with; the ones before a resume
+that changed it are `config-1.yaml`, `config-2.yaml`, … in their order.
 """
 
+import glob
+import itertools
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -14,7 +19,9 @@ from pathlib import Path
 
 from areal_async.config import Config
 from areal_async.config_file import dump_config
+from areal_async.controller import remote_ranks
 from areal_async.errors import ConfigError
+from areal_async.log.format import DECISIONS_NAME
 
 
 @dataclass(frozen=True)
@@ -32,8 +39,9 @@ class RunFolder:
         try:
             root.mkdir(parents=True, exist_ok=True)
             if any(root.iterdir()):
+                resume = ", or --resume to go on with the run that is in it" if _holds_a_run(root) else ""
                 raise ConfigError(
-                    f"{root}: not empty; a run needs a folder of its own (leave out --run-dir to get one)"
+                    f"{root}: not empty; a run needs a folder of its own (leave out --run-dir to get one{resume})"
                 )
             for name in ("log", "stderr"):
                 (root / name).mkdir()
@@ -41,6 +49,38 @@ class RunFolder:
         except OSError as error:
             raise ConfigError(f"{root}: the run folder can't be made: {error.strerror}") from error
         return cls(root.resolve(), _runtime(config), secrets.token_hex(4))
+
+    @classmethod
+    def find(cls, config: Config, run_dir: Path | None) -> Path:
+        """The folder of the run to resume: `run_dir`, or the one of this name that was started last. Errors:
+        ConfigError."""
+        if run_dir is not None:
+            if not _holds_a_run(run_dir):
+                raise ConfigError(f"{run_dir}: no run is in this folder (log/decisions.log is missing): can't resume")
+            return run_dir.resolve()
+        parent = Path(config.runs_dir)
+        stamped = re.compile(re.escape(config.name) + r"-(\d{8}-\d{6})(?:-(\d+))?")
+        found = [(match[1], int(match[2] or 0), path) for path in parent.glob(f"{glob.escape(config.name)}-*")
+                 if (match := stamped.fullmatch(path.name)) and _holds_a_run(path)]  # fmt: skip
+        if not found:
+            raise ConfigError(f"{parent}: there is no run {config.name}-… to resume (--run-dir names one elsewhere)")
+        return max(found)[2].resolve()
+
+    @classmethod
+    def reopen(cls, config: Config, root: Path) -> "RunFolder":
+        """The folder of a run that is resumed; only who holds the log's lock may do this. Errors: ConfigError."""
+        try:
+            for name in ("log", "stderr"):
+                (root / name).mkdir(exist_ok=True)
+            (root / remote_ranks.FILE).unlink(missing_ok=True)  # of ranks that were told of a controller that is gone
+            _write_config(root, dump_config(config))
+        except OSError as error:
+            raise ConfigError(f"{root}: the run folder can't be written: {error.strerror}") from error
+        return cls(root, _runtime(config), secrets.token_hex(4))
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
 
     @property
     def shm_prefix(self) -> str:
@@ -54,6 +94,23 @@ class RunFolder:
 
     def close(self) -> None:
         shutil.rmtree(self.runtime, ignore_errors=True)
+
+
+def _holds_a_run(root: Path) -> bool:
+    return (root / "log" / DECISIONS_NAME).is_file()
+
+
+def _write_config(root: Path, text: str) -> None:
+    """The configuration from now on; the one before is kept where it differs."""
+    current = root / "config.yaml"
+    if current.is_file():
+        if current.read_text() == text:
+            return
+        number = next(n for n in itertools.count(1) if not (root / f"config-{n}.yaml").exists())
+        shutil.copyfile(current, root / f"config-{number}.yaml")
+    unfinished = root / ".config.yaml"
+    unfinished.write_text(text)
+    unfinished.rename(current)
 
 
 def _free_name(parent: Path, name: str) -> Path:

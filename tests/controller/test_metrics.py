@@ -191,7 +191,8 @@ class Watched:
     """A `Record`, and stand-ins for what it looks at."""
 
     def __init__(self, folder: Path, **rules: Any) -> None:
-        self.samples = Samples()
+        nothing: Any = None
+        self.samples = Samples(nothing, nothing)
         self.running: dict[str, int] = {}
         self.tokens_generated = self.requests_again = self.tokens_inferred = 0
         self.stale = self.repeated = 0
