@@ -7,8 +7,9 @@ All integers are little-endian; crc32 is that of zlib.
 
 What always holds: nothing is believed before its checksum has been compared. The length has one of its own, so that a
 damaged length can't pass for a torn end and hide all that follows it.
-Torn means: the file ends inside of a header or record, or nothing but zeros is left (some file systems lengthen a
-file before its data after a loss of power). Everything else that isn't right is corruption.
+Torn means: the file ends inside of a header or record, or nothing but zeros is left, from a record's beginning or, in
+one, from a disk block's beginning on (some file systems lengthen a file before its data reach the disk; so a loss of
+power can leave it). Everything else that isn't right is corruption.
 """
 
 import errno
@@ -143,7 +144,3 @@ def write_all(fd: int, data: bytearray) -> None:
     while data:
         written = os.write(fd, data)
         del data[:written]
-
-
-def only_zeros(data: bytes) -> bool:
-    return not any(data)

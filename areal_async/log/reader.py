@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 _ENTRIES: Final = msgspec.msgpack.Decoder(Entry)
 _BUFFER_BYTES: Final = 1 << 20  # few system calls for many small records
+_BLOCK_BYTES: Final = 512  # the least that any disk or file system writes at once
+_LEAST_ZEROS: Final = 8  # fewer at the end of a file say nothing
 
 
 class Record(NamedTuple):
@@ -102,19 +104,17 @@ def scan(path: Path, kind: FileKind) -> Iterator[tuple[int, bytes] | Torn]:
     except OSError as error:
         raise LogError(f"{path}: can't be read: {error.strerror}") from None
     with file:
-        header = file.read(HEADER_BYTES)
-        if len(header) < HEADER_BYTES:
-            yield Torn(path, 0, len(header))
+        torn = _check_start(path, file, kind)
+        if torn:
+            yield torn
             return
-        fmt.check_file_header(path, header, kind)
         offset = HEADER_BYTES
         while data := file.read(HEAD_BYTES):
-            head = _whole_head(path, offset, data, file.read)
+            head = _whole_head(path, offset, data, file)
             body = file.read(head.nbytes) if head else b""
-            if head is None or len(body) < head.nbytes:
-                yield Torn(path, offset, os.fstat(file.fileno()).st_size - offset)
+            if head is None or len(body) < head.nbytes or not _whole_body(path, offset, head, body, file):
+                yield Torn(path, offset, _size(file) - offset)
                 return
-            fmt.check_body(path, offset, head, body)
             yield offset, body
             offset += HEAD_BYTES + head.nbytes
 
@@ -127,16 +127,14 @@ def index_segment(folder: Path, number: int) -> Iterator[tuple[payloads.PayloadH
     """
     path = fmt.payload_path(folder, number)
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        header = file.read(HEADER_BYTES)
-        if len(header) < HEADER_BYTES:
-            yield Torn(path, 0, len(header))
+        torn = _check_start(path, file, "payloads")
+        if torn:
+            yield torn
             return
-        fmt.check_file_header(path, header, "payloads")
-        offset = HEADER_BYTES
+        offset, size = HEADER_BYTES, _size(file)
         while offset < size:
             file.seek(offset)
-            head = _whole_head(path, offset, file.read(HEAD_BYTES), file.read)
+            head = _whole_head(path, offset, file.read(HEAD_BYTES), file)
             end = offset + HEAD_BYTES + head.nbytes if head else size + 1
             if end > size:
                 yield Torn(path, offset, size - offset)
@@ -166,13 +164,61 @@ def cut(torn: Torn) -> None:
     os.truncate(torn.path, torn.offset)
 
 
-def _whole_head(path: Path, offset: int, data: bytes, rest: Callable[[], bytes]) -> Head | None:
-    """None if the record at `offset` is torn before its body. rest: reads what follows `data` in the file."""
+def _check_start(path: Path, file: BinaryIO, kind: FileKind) -> Torn | None:
+    """Reads the file's header. Raises LogError if it is there and not one of this kind."""
+    header = file.read(HEADER_BYTES)
+    if len(header) < HEADER_BYTES or _was_lost(file, 0, HEADER_BYTES, header):
+        return Torn(path, 0, _size(file))
+    fmt.check_file_header(path, header, kind)
+    return None
+
+
+def _whole_head(path: Path, offset: int, data: bytes, file: BinaryIO) -> Head | None:
+    """None if the record at `offset` is torn before its body."""
     if len(data) < HEAD_BYTES:
         return None
     try:
         return fmt.parse_head(path, offset, data)
     except LogError:
-        if fmt.only_zeros(data) and fmt.only_zeros(rest()):
+        if _was_lost(file, offset, offset + HEAD_BYTES, data):
             return None
         raise
+
+
+def _whole_body(path: Path, offset: int, head: Head, body: bytes, file: BinaryIO) -> bool:
+    """False if the end of it never reached the disk."""
+    try:
+        fmt.check_body(path, offset, head, body)
+    except LogError:
+        if _was_lost(file, offset, offset + HEAD_BYTES + head.nbytes, body):
+            return False
+        raise
+    return True
+
+
+def _was_lost(file: BinaryIO, begin: int, end: int, data: bytes) -> bool:
+    """Whether bytes of the file from `begin` to `end` have become zeros in a loss of power, with all that follows.
+
+    They have if nothing but zeros is left, from `begin` on or from a block's first byte on. data: the last of them.
+    """
+    if any(data[-1:]):
+        return False
+    zeros = _zeros_begin(file)
+    block = -(-zeros // _BLOCK_BYTES) * _BLOCK_BYTES
+    return zeros <= begin or (block < end and _size(file) - block >= _LEAST_ZEROS)
+
+
+def _zeros_begin(file: BinaryIO) -> int:
+    """From where on the file is nothing but zeros."""
+    end = _size(file)
+    while end:
+        start = max(0, end - _BUFFER_BYTES)
+        used = len(os.pread(file.fileno(), end - start, start).rstrip(b"\0"))
+        if used:
+            return start + used
+        end = start
+    return 0
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size

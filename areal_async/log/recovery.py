@@ -32,6 +32,7 @@ _ENTRY: Final = msgspec.msgpack.Decoder(Entry)
 # How the records that name samples begin, behind the heads of the array and of the map that they are
 _FORGET, _RELEASE = (msgspec.msgpack.encode({"kind": kind})[1:] for kind in ("forget", "release"))
 _BEGINS_AT: Final = 2
+_CHECKED: Final = 2  # newest segments whose arrays are checked, too: what may never have been synced
 _NAMED: Final = 20  # samples in a warning
 
 
@@ -50,9 +51,9 @@ def recover(folder: Path) -> Recovered:
     found = Recovered()
     names: dict[PayloadRef, tuple[SampleId, int]] = {}
     numbers = fmt.payload_segments(folder)
-    if numbers:
-        found.next = numbers[-1]
-        _cut(reader.find_torn_end(fmt.payload_path(folder, numbers[-1]), "payloads"))
+    found.next = max(numbers, default=1)
+    for number in numbers[-_CHECKED:]:
+        _cut(reader.find_torn_end(fmt.payload_path(folder, number), "payloads"))
     for number in numbers:
         found.places.open(number)
         for item in reader.index_segment(folder, number):
