@@ -6,14 +6,12 @@ What always holds: each command goes to exactly one part; the run ends by one ou
 import asyncio
 import logging
 import secrets
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
 
-from areal_async import __version__
 from areal_async.config import Config
 from areal_async.config_check import check
 from areal_async.config_file import Sources
@@ -130,11 +128,11 @@ class Parts:
         but for a torn end of its log."""
         self._open_log(root, opened)  # first: from here on nobody else writes there
         self._past = resuming.resume(root, self._samples, self._config, self._data)
-        self._core = self._past.core
         self.folder = RunFolder.reopen(self._config, root)
         opened.callback(self.folder.close)
+        self._core = Orchestrator(self._config.rules) if self._past is None else self._past.core
         self._last_event = time.monotonic()
-        self._begun = self._last_event - self._past.ended
+        self._begun = self._last_event - (0.0 if self._past is None else self._past.ended)
 
     def _open_log(self, root: Path, opened: ExitStack) -> None:
         self._log = RunLog(root / "log", self._config.log.segment_bytes)
@@ -275,15 +273,13 @@ class Parts:
     def _write_beginning(self) -> None:
         """What stands in the log before the first event of this controller."""
         log, data, config = self._log, self._data, self._config
-        who = {"name": config.name, "python": sys.version.split()[0], "areal_async": __version__}
         if self._past is not None:
-            for command in self._past.missing:
-                log.append(command)
-            log.append(Note(at=self.now(), what="resumed", data={**who}))
+            for record in self._past.missing:
+                log.append(record)
             checkpoints.clean(self.folder.checkpoints)
             return
         log.append(config.rules)
-        log.append(Note(at=0.0, what=resuming.RUN, data={**who, **resuming.identity(config, data)}))
+        log.append(resuming.about(config, data))
         if data.left_out:
             logger.info("%s", data.left_out_in_words())
             long = {"left_out": data.left_out, "max_prompt_tokens": data.limit}

@@ -11,6 +11,7 @@ end has cut off are written first).
 
 import hashlib
 import logging
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from areal_async import __version__
 from areal_async.config import Config
 from areal_async.controller import checkpoints
 from areal_async.controller.checkpoints import CheckpointState
@@ -32,6 +34,7 @@ from areal_async.log.reader import read_records
 from areal_async.messages import (
     AnyCommand,
     AnyEvent,
+    AnyRecord,
     CheckpointDone,
     Command,
     Event,
@@ -46,6 +49,9 @@ from areal_async.rollout.training_data import TrainingData
 
 logger = logging.getLogger("areal_async")
 
+Fact: TypeAlias = str | int | float | bool | None
+
+VERSIONS: Final[dict[str, Fact]] = {"python": sys.version.split()[0], "areal_async": __version__}
 RUN: Final = "run"  # the note that a run begins with
 SAVED: Final = "model_saved"  # the note that it ends with
 _WHOLE_BYTES: Final = 64 << 20  # of a file: larger ones are compared by their size and both ends
@@ -55,15 +61,17 @@ _MODEL_FILES: Final = (
     "tokenizer.model", "*.safetensors", "*.bin",
 )  # fmt: skip
 
-Fact: TypeAlias = str | int | float | bool | None
-
 
 # ----------------------------------------------------------------------------------------- what a run is known again by
 
 
-def identity(config: Config, data: TrainingData) -> dict[str, Fact]:
-    """What may not be another at a resume, beside the rules: for the run's first note. Files count by what is in them,
-    so they may have been moved."""
+def about(config: Config, data: TrainingData) -> Note:
+    """The note that a run begins with."""
+    return Note(at=0.0, what=RUN, data={"name": config.name, **VERSIONS, **_identity(config, data)})
+
+
+def _identity(config: Config, data: TrainingData) -> dict[str, Fact]:
+    """What may not be another at a resume, beside the rules. Files count by what is in them, so they may be moved."""
     options = {name: getattr(config.data, name) for name in config.data.__struct_fields__ if name not in _FILES}
     return {
         "model.path": _digest_of_model(Path(config.model.path)),
@@ -121,13 +129,13 @@ class Past:
     saved: bool = False
 
 
-def read(folder: Path, samples: Samples) -> Past:
-    """Lead a core, and `samples`, through the log in `folder`. Errors: LogError: corrupt, or not what this core would
-    have decided; ConfigError: nothing is in it."""
+def read(folder: Path, samples: Samples) -> Past | None:
+    """Lead a core, and `samples`, through the log in `folder`; None: nothing is in it. Errors: LogError: corrupt, or
+    not what this core would have decided."""
     records = read_records(folder, on_torn=lambda _: None)  # whoever opened the log has cut the end, and said so
     first = next(records, None)
     if first is None:
-        raise ConfigError(f"{folder.parent}: the run ended before anything was recorded; start it anew")
+        return None
     assert isinstance(first.message, Rules)
     past = Past(Orchestrator(first.message), first.message)
     path = folder / fmt.DECISIONS_NAME
@@ -199,19 +207,22 @@ def _differs(
 
 
 class Resumed(NamedTuple):
-    """core: as it was at the end. version: that training goes back to. ended: run clock at the end. missing: commands
-    of the last event that the log lacks. in_words: the run and the checkpoint."""
+    """core: as it was at the end. version: that training goes back to. ended: run clock at the end. missing: records
+    that the log lacks: what the end has cut off, and a note of this resume. in_words: the run and the checkpoint."""
 
     core: Orchestrator
     version: Version
     ended: float
-    missing: tuple[AnyCommand, ...]
+    missing: tuple[AnyRecord, ...]
     in_words: str
 
 
-def resume(root: Path, samples: Samples, config: Config, data: TrainingData) -> Resumed:
-    """Find out how to go on with the run in the folder `root`. Errors: LogError, ConfigError: why that can't be."""
+def resume(root: Path, samples: Samples, config: Config, data: TrainingData) -> Resumed | None:
+    """Find out how to go on with the run in the folder `root`; None: it ended before anything was recorded, and may
+    begin. Errors: LogError, ConfigError: why that can't be."""
     past = read(root / "log", samples)
+    if past is None:
+        return None
     finish = past.finish
     if finish is not None and finish.reason != "stopped" and past.saved:
         ended = {"steps_done": "all steps are done", "data_ended": "the data ended"}[finish.reason]
@@ -221,13 +232,15 @@ def resume(root: Path, samples: Samples, config: Config, data: TrainingData) -> 
         raise ConfigError("\n".join(f"{root}: {why}" for why in wrong))
     version, state = _newest(past, root / "checkpoints")
     words = _in_words(past, root, version, state)
-    return Resumed(past.core, version, past.ended, past.missing, words)
+    missing: list[AnyRecord] = [*past.missing] if past.about else [about(config, data)]
+    missing.append(Note(at=past.ended, what="resumed", data={**VERSIONS}))
+    return Resumed(past.core, version, past.ended, tuple(missing), words)
 
 
 def _other_things(past: Past, config: Config, data: TrainingData) -> Iterator[str]:
-    for key, now in identity(config, data).items():
+    for key, now in _identity(config, data).items():
         before = past.about.get(key)
-        if before != now:
+        if past.about and before != now:
             change = "other files" if key in _DIGESTS else f"{before} before, {now} now"
             yield f"{key}: {change}: the run's tokens and the order of its data can't be others; start a new run"
 

@@ -97,7 +97,10 @@ class RunFolder:
 
 
 def _holds_a_run(root: Path) -> bool:
-    return (root / "log" / DECISIONS_NAME).is_file()
+    """One that has begun, or ended before that: then its folder has a configuration and no sample."""
+    log = root / "log"
+    begun = (root / "config.yaml").is_file() and log.is_dir() and not any(log.glob("payload-*"))
+    return begun or (log / DECISIONS_NAME).is_file()
 
 
 def _write_config(root: Path, text: str) -> None:
