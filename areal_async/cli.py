@@ -98,9 +98,15 @@ def _add_run(commands: "Commands[argparse.ArgumentParser]") -> None:
         "Train a model. Ctrl-C once: finish the step, save the model, leave; twice: leave now.",
         "  areal-async run configs/quickstart.yaml\n"
         "  areal-async run configs/quickstart.yaml train.steps=10 rollout.max_staleness=0\n"
-        "  areal-async run configs/quickstart.yaml --run-dir runs/first\n",
+        "  areal-async run configs/quickstart.yaml --run-dir runs/first\n"
+        "  areal-async run configs/quickstart.yaml --resume\n",
     )
     parser.add_argument("--run-dir", type=Path, metavar="D", help="run folder (default: a new one under runs/)")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the run in --run-dir, or with the last one of this name (docs/resume.md)",
+    )
 
 
 def _add_check(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -161,7 +167,7 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(line, soft_wrap=True, highlight=False)
 
     async def train() -> int:
-        controller = Controller(config, run_dir=arguments.run_dir)
+        controller = Controller(config, run_dir=arguments.run_dir, resume=arguments.resume)
         async with controller as running:
             with _stop_on_signals(running.stop, console.print):
                 console.print(f"run folder: {running.folder}", soft_wrap=True, highlight=False)
