@@ -46,7 +46,8 @@ SCORE: Final = 0.92
 GONE_S: Final = 10.0  # after the controller's death nothing of it may live longer
 SAME: Final = 1e-5  # between the losses of a step that was trained twice, from the same state with the same batch
 BETWEEN: Final = 3  # steps between two kills
-PATIENCE_S: Final = 240.0
+PATIENCE_S: Final = 240.0  # for a process to start, or a few steps
+END_S: Final = 1200.0  # for all of the steps
 SMALL: Final = (
     "train.batch_groups=8", "train.minibatches=2", "rollout.group_size=4", "rollout.max_concurrent=64",
 )  # fmt: skip
@@ -101,10 +102,10 @@ class Program:
     def end(self) -> int:
         """Its exit code, once it has ended by itself."""
         try:
-            return self.process.wait(PATIENCE_S)
+            return self.process.wait(END_S)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise Wrong(f"the run has not ended after {PATIENCE_S:g} s:\n{self.text()}") from None
+            raise Wrong(f"the run has not ended after {END_S:g} s:\n{self.text()}") from None
 
     def kill(self) -> None:
         if self.process.poll() is None:
