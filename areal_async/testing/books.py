@@ -274,6 +274,12 @@ def folder_tidy(run_dir: Path, wanted: Wanted) -> Iterator[str]:
         yield f"{len(folders)} checkpoints are left, not {wanted.keep}"
 
 
+def sockets_left(folder: Path) -> list[Path]:
+    """Of children. A controller that is killed before it has started any leaves its folder with its own socket, dead;
+    children take the folder away with them."""
+    return [path for path in folder.glob("*/*") if path.name != "wire.sock"]
+
+
 def published(run_dir: Path) -> list[Path]:
     """Files of weights that the run has had."""
     return [Path(record.location) for record in _records(run_dir) if isinstance(record, Published)]

@@ -34,7 +34,8 @@ WANTED: Final = Wanted(steps=8, batch_groups=2, group_size=2, ranks=2, eta=2, se
 OPTIONS: Final = (
     # As many restarts as there are faults, and deadlines that fit answers of milliseconds
     "rollout.retries=10", "rollout.max_failures=4", "rollout.sample_timeout_s=60",
-    "server.max_restarts=20", "train.max_restarts=20", "reward.max_restarts=20", "reward.retries=5",
+    "server.stall_timeout_s=4", "weights.swap_timeout_s=4", "server.max_restarts=20", "train.max_restarts=20",
+    "reward.max_restarts=20", "reward.retries=5",
 )  # fmt: skip
 EVENTS: Final[dict[After, int]] = {  # how many of them a run of 8 steps has at least
     "sample_done": 32,
@@ -46,6 +47,7 @@ EVENTS: Final[dict[After, int]] = {  # how many of them a run of 8 steps has at 
 }
 KILLED: Final = -9
 GENERATE: Final = "/inference/v1/generate"
+HANDSHAKE: Final = 4  # requests that each server is asked before its first sample
 IN_A_ROW: Final = 4  # requests that a server answers with an error
 LIVES: Final = 20  # controllers of one run, at most
 LIFE_S: Final = 180.0
@@ -163,7 +165,7 @@ def _live(life: Life) -> list[str]:
         how = "stood still" if end.code is None else f"ended with {end.code}"
         wrong.append(f"controller {number} {how}:\n{end.said[-3000:]}")
     wrong += [f"{path} is left in shared memory" for path in books.published(run_dir) if path.exists()]
-    wrong += [f"{path} is left" for path in (Path(life.config).parent / "s").iterdir()]
+    wrong += [f"{path} is left" for path in books.sockets_left(Path(life.config).parent / "s")]
     return wrong + list(books.not_generated_again(Path(life.server_book), moments))
 
 
@@ -192,10 +194,10 @@ def _orders(schedule: Sequence[Fault]) -> dict[str, list[list[Order]]]:
     }  # fmt: skip
     orders: dict[str, list[list[Order]]] = {}
     for name in ("server 0", "server 1"):
-        begun = 0
+        begun = 0  # requests that are spoken for
         mine: list[Order] = []
         for fault in sorted((f for f in schedule if f.whom == name and f.after == "request"), key=lambda f: f.count):
-            skip = max(fault.count - 1 - begun, 0)
+            skip = max(HANDSHAKE + fault.count - 1 - begun, 0)
             times = 1 if fault.do == "stall" else IN_A_ROW
             mine.append(Order(GENERATE, what[fault.do](), skip, times))
             begun += skip + times

@@ -18,16 +18,19 @@ from areal_async import process_tree
 from areal_async.controller.parts import Parts
 from areal_async.core.orchestrator import Orchestrator
 from areal_async.messages import AnyCommand, AnyEvent
+from areal_async.rollout import vllm_http
+from areal_async.wire import beats
 
 After: TypeAlias = Literal["sample_done", "scored", "step_done", "published", "swapped", "checkpoint_done", "request"]
 Deed: TypeAlias = Literal["kill", "freeze", "500", "break", "stall"]
+DEADLINE_S: Final = 5.0
 STATES: Final = ("trained", "filtered", "stale", "failed", "cancelled", "outstanding", "training")
 
 
 class Fault(msgspec.Struct, frozen=True):
     """whom: `server 0`, `rewards 0`, `trainer`, `controller`. do: `kill` and `freeze` it (SIGKILL, SIGSTOP) after the
     count-th event of a kind; a server, also: answer 500, cut the connection, or say nothing more, from the count-th
-    request on that its first process is asked."""
+    request for a sample on that its first process is asked."""
 
     after: After
     count: int
@@ -61,7 +64,10 @@ class Journal:
 
 
 def install(faults: Sequence[Fault], path: Path) -> None:
-    """Have the faults come in this process, as far as they haven't come yet."""
+    """Have the faults come in this process, as far as they haven't come yet. What stands still is noticed sooner than
+    in a run whose answers take longer than milliseconds."""
+    vllm_http.CONTROL_DEADLINE_S = DEADLINE_S  # type: ignore[misc]
+    beats.LOST_AFTER_S = DEADLINE_S  # type: ignore[misc]
     journal = Journal(path)
     seen = Parts._seen
 

@@ -40,8 +40,9 @@ RUNS: Final = (
 
 @dataclass(frozen=True)
 class KillPoint:
-    """One of many. place: what it was drawn for. run: number in `RUNS`. first, second: where the controllers die; second: None where the resumed one
-    lives. at_once: the next controller begins while processes of the dead one may still be ending."""
+    """One of many. place: what it was drawn for. run: number in `RUNS`. first, second: where the controllers die;
+    second: None where the resumed one lives. at_once: the next controller begins while processes of the dead one may
+    still be ending."""
 
     number: int
     place: str
@@ -202,7 +203,7 @@ class _Trial:
         found = [f"a process is left: {line}" for line in self._left]
         run_dir = Path(self._life.run_dir)
         found += [f"{path} is left in shared memory" for path in books.published(run_dir) if path.exists()]
-        return found + [f"{path} is left" for path in (self._folder / "s").iterdir()]
+        return found + [f"{path} is left" for path in books.sockets_left(self._folder / "s")]
 
     def wrong(self) -> list[str]:
         """What the books and the log have against it."""
