@@ -32,7 +32,8 @@ LINE: Final = 300  # characters of each
 TAIL_BYTES: Final = 1 << 14
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-FINE: Final = ("serving", "updating", "working", "idle", "training", "publishing")  # states that need no explanation
+# states that need no explanation
+FINE: Final = ("serving", "updating", "working", "idle", "training", "publishing", "checkpointing")
 
 EXAMPLES: Final = """examples:
   areal-async why                                      the newest run under runs/
