@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from areal_async import __version__
+from areal_async.cli_audit import add_audit
 from areal_async.cli_score import add_score
 from areal_async.cli_why import add_why
 from areal_async.cli_worker import add_worker
@@ -62,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(commands)
     _add_eval(commands)
     add_score(commands)
+    add_audit(commands)
     add_why(commands)
     add_worker(commands)
     return parser

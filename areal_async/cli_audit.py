@@ -1,0 +1,142 @@
+"""`areal-async audit`: prove from a run's log alone that each prompt and sample is accounted for.
+
+What always holds: nothing is started and nothing is changed; exit code 0 where everything holds (a torn end is said, a
+run may be killed), 1 where something doesn't, or the log is damaged, 2 where there is no log.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from areal_async.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from areal_async.audit.report import Report
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # argparse has no public name for it
+
+LOG_NAME: Final = "decisions.log"
+SHOWN: Final = 20  # findings, and steps of the table, that are printed; --json has more
+BAR: Final = 40  # characters of the longest line of the histogram
+
+EXAMPLES: Final = """examples:
+  areal-async audit runs/quickstart-20260101-120000
+  areal-async audit runs/quickstart-20260101-120000 --payloads
+  areal-async audit runs/quickstart-20260101-120000 --json | python -m json.tool
+"""
+
+
+def add_audit(commands: "Commands") -> None:
+    about = "Prove from a run's log that every prompt and sample is accounted for, and none is older than promised."
+    parser = commands.add_parser(
+        "audit",
+        help=about,
+        description=about + " docs/audit.md says what is proven.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder, or the log folder in it")
+    parser.add_argument("--payloads", action="store_true", help="read and check all arrays of all samples, too")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of tables")
+    parser.set_defaults(do=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """`areal-async audit`."""
+    from areal_async.audit.auditor import audit
+
+    report = audit(log_folder(arguments.run), payloads=arguments.payloads)
+    if arguments.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        from rich.console import Console
+
+        show(report, Console(highlight=False, soft_wrap=True), arguments.run)
+    return 0 if report.proven else 1
+
+
+def log_folder(path: Path) -> Path:
+    """Errors: ConfigError where there is no log."""
+    for folder in (path / "log", path):
+        if (folder / LOG_NAME).is_file():
+            return folder
+    kind = "no such folder" if not path.exists() else f"holds no log/{LOG_NAME}"
+    raise ConfigError(f"command line: audit: {path}: {kind}; name a run folder (runs/NAME-TIME)")
+
+
+def show(report: "Report", console: "Console", path: Path) -> None:
+    """For people: one page, findings last."""
+    from rich.markup import escape
+
+    _tables(report, console)
+    _steps(report, console)
+    for back in report.backs:
+        who = "resumed" if back.resumed else "the trainer was lost"
+        why = back.why.partition("\n")[0]
+        line = f"back at {back.at:.1f} s ({who}): version {back.from_version} -> {back.to}, branch {back.branch}: {why}"
+        console.print(escape(line))
+    for text in (report.torn, report.corrupt):
+        if text:
+            console.print(escape(text))
+    shown = report.findings[:SHOWN]
+    for finding in shown:
+        console.print(escape(str(finding)))
+    count = sum(report.found.values())
+    if count > len(shown):
+        kinds = ", ".join(f"{name} {times}" for name, times in report.found.items())
+        console.print(escape(f"{count} findings in all: {kinds}"))
+    verdict = "everything holds" if report.proven else f"{count} findings" if count else "the log is damaged"
+    console.print(escape(f"{path}: {report.records} records, {report.seconds:.1f} s of the run: {verdict}"))
+
+
+def _tables(report: "Report", console: "Console") -> None:
+    from rich.table import Table
+
+    prompts, ends = report.prompts, tuple(report.groups)
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("")
+    for end in ends:
+        table.add_column(end, justify="right")
+    table.add_row("groups", *(str(report.groups[end]) for end in ends))
+    table.add_row("samples", *(str(report.samples[end]) for end in ends))
+    console.print(table)
+    rows = f"{prompts.rows} rows, each {_span(prompts.read_least, prompts.read_most)} times" if prompts.rows else "none"
+    ended = "" if prompts.ended is None else f"; the data ended at {prompts.ended}"
+    console.print(
+        f"prompts: {prompts.positions} positions asked for, {prompts.asked_again} of them again; read: {rows}{ended}"
+    )
+    attempts = ", ".join(f"{count} in {number}" for number, count in report.attempts.items())
+    console.print(f"samples by attempts that were started: {attempts or 'none'}")
+    if report.payloads:
+        console.print(f"payloads: {report.payloads} references lead to their samples, {report.payload_bytes} bytes")
+
+
+def _steps(report: "Report", console: "Console") -> None:
+    rules = report.rules
+    dead = sum(report.dead_steps.values())
+    console.print(
+        f"steps: versions {report.first_version} to {report.version} on branch {report.branch}, {len(report.steps)} in "
+        f"the surviving history, {dead} done in vain; checkpoints made: {report.checkpoints_made}, kept: "
+        f"{', '.join(map(str, report.checkpoints)) or 'none'}"
+    )
+    if not report.lags:
+        return
+    worst = max(report.steps, key=lambda step: (step.lag_max, step.lag_mean))
+    count = sum(report.lags.values())
+    mean = sum(lag * samples for lag, samples in report.lags.items()) / count
+    console.print(
+        f"lag of trained samples: mean {mean:.2f}, max {worst.lag_max} (step {worst.step}); bound "
+        f"{rules['max_staleness']}, rollout.when_older {rules['when_older']}"
+    )
+    largest = max(report.lags.values())
+    for lag, samples in report.lags.items():
+        bar = "#" * max(1, round(BAR * samples / largest))
+        console.print(f"  lag {lag:>3}  {samples:>9}  {bar}")
+
+
+def _span(least: int, most: int) -> str:
+    return str(least) if least == most else f"{least} to {most}"
