@@ -25,7 +25,7 @@ from areal_async.log import format as fmt
 from areal_async.log import payloads, reader, recovery
 from areal_async.log.format import Entry, PayloadRef, Torn
 from areal_async.log.payloads import Segment
-from areal_async.messages import AnyRecord, Rules, SampleId
+from areal_async.messages import AnyRecord, Cancel, Rules, SampleId
 from areal_async.wire.arrays import Array
 
 
@@ -33,6 +33,7 @@ class RunLog:
     """The log in `folder` (made if it isn't there), open for writing; `close` it at the end.
 
     segment_bytes: a payload segment that has reached this size is followed by the next one.
+    missing: finished samples whose arrays were gone when it was opened, by their attempt.
     All methods belong to one thread. Raises LogError: another process writes there, or what is there is corrupt.
     """
 
@@ -45,7 +46,7 @@ class RunLog:
             opened.callback(os.close, _lock(folder))
             try:
                 recovered = recovery.recover(folder)
-                self._places = recovered.places
+                self._places, self.missing = recovered.places, recovered.missing
                 self._segment = Segment(folder, recovered.next)
                 self._places.open(recovered.next)
                 opened.callback(lambda: os.close(self._segment.fd))  # the one that is the last by then
@@ -65,6 +66,8 @@ class RunLog:
         if not self._begun and not isinstance(record, Rules):
             raise LogError(f"{self.folder}: the first record of a log must be its Rules, not a {type(record).__name__}")
         self._begun = True
+        if isinstance(record, Cancel):
+            self._places.cancel(record.sample, record.attempt)
         body = self._encoder.encode(Entry(record, payload))
         self._pending += fmt.record_head([body])
         self._pending += body

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import os
+import tempfile
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_async.errors import LogError, Released
@@ -17,7 +18,7 @@ from areal_async.log import format as fmt
 from areal_async.log import reader, writer
 from areal_async.log.format import PayloadRef
 from areal_async.log.writer import RunLog
-from areal_async.messages import CheckpointDone, Forget, Release, Rules, SampleDone
+from areal_async.messages import Cancel, CheckpointDone, Forget, Release, Rules, SampleDone
 
 RULES = Rules(
     seed=1, steps=2, batch_groups=2, group_size=2, max_staleness=1, max_concurrent=4, minibatches=1, ranks=1,
@@ -32,14 +33,16 @@ def answer(number: int) -> list[np.ndarray]:
 
 
 def finish(log: RunLog, number: int, attempt: int = 0) -> PayloadRef:
-    sample = f"{number}.0"
-    ref = log.put(sample, attempt, answer(number + 100 * attempt))
-    done = SampleDone(
-        at=1.0, sample=sample, attempt=attempt, oldest=0, newest=1, prompt_tokens=3, length=5, loss_tokens=5,
+    ref = log.put(f"{number}.0", attempt, answer(number + 100 * attempt))
+    log.append(done(number, attempt), ref)
+    return ref
+
+
+def done(number: int, attempt: int = 0) -> SampleDone:
+    return SampleDone(
+        at=1.0, sample=f"{number}.0", attempt=attempt, oldest=0, newest=1, prompt_tokens=3, length=5, loss_tokens=5,
         finish="stop",
     )  # fmt: skip
-    log.append(done, ref)
-    return ref
 
 
 def a_run(folder: Path, samples: int) -> tuple[RunLog, list[PayloadRef]]:
@@ -185,6 +188,31 @@ async def test_nothing_is_deleted_that_a_loss_of_power_could_ask_for(
         assert did[-2:] == ["decisions.log", "delete payload-000001.seg"]
 
 
+async def test_an_answer_that_came_as_its_sample_was_cancelled_is_not_kept(tmp_path: Path) -> None:
+    """It was put, its event waited behind the one that cancelled it: the core has no use for it, and says nothing."""
+    log, _ = a_run(tmp_path, 0)
+    with closing(log):
+        refs = {}
+        for number in range(7):
+            refs[number] = log.put(f"{number}.0", 0, answer(number))
+            if number < 3:
+                log.append(Cancel(sample=f"{number}.0", attempt=0))
+        for number, ref in refs.items():
+            log.append(done(number), ref)
+        log.flush()
+        assert log.get("1.0", 0)[0][0] == 1
+    with closing(RunLog(tmp_path, SEGMENT)) as again:
+        again.append(Cancel(sample="3.0", attempt=0))
+        again.append(Cancel(sample="4.0", attempt=7))
+        await again.sync()
+        assert fmt.payload_segments(tmp_path) == [2, 3]
+        assert again.has("4.0", 0)
+        again.append(Cancel(sample="4.0", attempt=0))
+        again.append(Cancel(sample="5.0", attempt=0))
+        await again.sync()
+        assert fmt.payload_segments(tmp_path) == [3]
+
+
 async def test_arrays_that_no_record_refers_to_are_not_kept(tmp_path: Path) -> None:
     """A controller that was killed between the two files leaves such ones."""
     with closing(RunLog(tmp_path, SEGMENT)) as log:
@@ -239,13 +267,15 @@ def test_a_whole_segment_that_is_gone(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_what_is_needed_is_there_and_what_is_not_goes(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_what_is_needed_is_there_and_what_is_not_goes(data: st.DataObject) -> None:
     """Any mixture of finishing, forgetting, releasing, syncing and starting again, against a plain model."""
-    folder = tmp_path_factory.mktemp("log")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:  # a disk would take a minute
+        against_a_model(Path(folder), data)
+
+
+def against_a_model(folder: Path, data: st.DataObject) -> None:
     log = RunLog(folder, data.draw(st.sampled_from([1, SEGMENT, 1 << 20])))
     log.append(RULES)
     live: dict[int, tuple[int, PayloadRef]] = {}
