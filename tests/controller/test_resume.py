@@ -19,10 +19,12 @@ from areal_async.controller.metrics import StepRow
 from areal_async.controller.runfolder import RunFolder
 from areal_async.controller.samples import Samples
 from areal_async.errors import ArealError
+from areal_async.log import format as fmt
 from areal_async.log.reader import read_records
 from areal_async.messages import (
     Note,
     RolledBack,
+    SampleDone,
     Scored,
     StartSample,
 )
@@ -249,6 +251,19 @@ async def test_a_run_that_failed_goes_on_when_the_cause_is_gone(tmp_path: Path) 
         result = await run.run()
     assert (result.reason, result.steps) == ("steps_done", 6)
     trained = [sample for line in surviving(books) for sample in line["samples"]]
+    assert len(trained) == len(set(trained)) == 6 * 2 * 2
+
+
+@pytest.mark.slow
+def test_after_a_loss_of_power_arrays_may_be_gone_that_the_log_tells_of(lives: Lives) -> None:
+    killed(lives)
+    *_, last = (record for record in read_records(lives.run / "log") if isinstance(record.message, SampleDone))
+    assert last.payload is not None
+    os.truncate(fmt.payload_path(lives.run / "log", last.payload.segment), last.payload.offset + 20)
+    end = lives.live(resume=True)
+    assert end.code == 0, end.said
+    assert f"cut at offset {last.offset} of" in end.said
+    trained = [sample for line in surviving(lives.books) for sample in line["samples"]]
     assert len(trained) == len(set(trained)) == 6 * 2 * 2
 
 
