@@ -317,8 +317,8 @@ def _make_moments(engine: "DeepSpeedEngine", updates: int) -> None:
 
 
 def _link_moments(engine: "DeepSpeedEngine") -> None:
-    """Let DeepSpeed find a parameter's share of Adam's states. It does so itself, once, but when the states of the first
-    parameter group are all that is there: of the others it would say that there are none."""
+    """Let DeepSpeed find a parameter's share of Adam's states. It does so itself, once, but when only those of the
+    first parameter group are there: of the others it would say that there are none."""
     if hasattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state"):
         engine.optimizer._hp_optimizer_states_linked = False
         engine.optimizer._lazy_init_hp_params_optimizer_state()
