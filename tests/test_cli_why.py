@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from areal_async.cli_why import Found, look, told
 from areal_async.config import Config
 from areal_async.controller import Controller, status
 from areal_async.controller.status import Status
+from areal_async.core.orchestrator import Orchestrator
 from areal_async.core.view import PeerView, ServerView
 from areal_async.log.writer import RunLog
 from areal_async.messages import AnyRecord, Fail, Finish, Woke
@@ -91,6 +93,44 @@ def test_a_run_on_another_host_is_not_taken_for_dead() -> None:
     assert "on host node7" in words
     assert "waits: step 2" in words
     assert "not running" not in words
+
+
+def test_another_process_with_the_controllers_old_pid_is_not_taken_for_it(make_config: Make, tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "log", make_config().log.segment_bytes)
+    assert look(tmp_path).controller == os.getpid()
+    log.close()
+    assert (tmp_path / "log" / "lock").read_text().strip() == str(os.getpid())
+    assert look(tmp_path).controller is None
+
+
+def test_a_full_disk_leaves_the_last_status_and_the_run_alone(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 1.0
+    file = status.StatusFile(
+        tmp_path, "x", 4, Orchestrator(make_config().rules),
+        phase=lambda: "", waits=lambda: [], now=lambda: now, last_event=lambda: 0.0,
+    )  # fmt: skip
+    file.write()
+
+    def half(path: Path, data: bytes) -> int:
+        path.write_text(data[: len(data) // 2].decode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", half)
+        now = 2.0
+        file.write()
+        file.write()
+    before = status.read(tmp_path)
+    assert before is not None
+    assert before.at == 1.0
+    assert len(caplog.records) == 1
+    assert "No space left on device" in caplog.text
+    file.write()
+    after = status.read(tmp_path)
+    assert after is not None
+    assert after.at == 2.0
 
 
 def log_of(folder: Path, config: Config, *records: AnyRecord) -> None:
