@@ -1,8 +1,8 @@
 """Where the samples of a run lie in its payload segments, and which segments nobody needs any more.
 
 What always holds: a segment is needed while it holds a sample that a record of the decision log refers to (or will, in
-this run), that no later `put` of the same sample has replaced, and that was neither released nor cancelled. A needed
-sample is named by `of` or, if its place was forgotten, lies in the segment `forgotten_in`.
+this run), that no later `put` of the same sample has replaced, and that wasn't released. A needed sample is named by
+`of` or, if its place was forgotten, lies in the segment `forgotten_in`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -61,12 +61,6 @@ class Places:
         self.forget(samples)
         for needed in self._needed.values():
             needed.difference_update(samples)
-
-    def cancel(self, sample: SampleId, attempt: int) -> None:
-        """Nothing more is heard of this attempt. An answer that had come by then will be ignored."""
-        ref = self.of(sample, attempt)
-        if ref is not None:
-            self._needed[ref.segment].discard(sample)
 
     def drop_unneeded(self, writing: int) -> list[int]:
         """Segments that may be deleted, all but the one that is being written; what lies there isn't found any more."""

@@ -188,29 +188,16 @@ async def test_nothing_is_deleted_that_a_loss_of_power_could_ask_for(
         assert did[-2:] == ["decisions.log", "delete payload-000001.seg"]
 
 
-async def test_an_answer_that_came_as_its_sample_was_cancelled_is_not_kept(tmp_path: Path) -> None:
-    """It was put, its event waited behind the one that cancelled it: the core has no use for it, and says nothing."""
-    log, _ = a_run(tmp_path, 0)
+async def test_what_was_cancelled_is_kept_until_it_is_released(tmp_path: Path) -> None:
+    """A run that stops cancels what it is checking; a resume checks the same answers again."""
+    log, _ = a_run(tmp_path, 7)
     with closing(log):
-        refs = {}
-        for number in range(7):
-            refs[number] = log.put(f"{number}.0", 0, answer(number))
-            if number < 3:
-                log.append(Cancel(sample=f"{number}.0", attempt=0))
-        for number, ref in refs.items():
-            log.append(done(number), ref)
+        log.append(Cancel(sample="0.0", attempt=0))
         log.flush()
-        assert log.get("1.0", 0)[0][0] == 1
-    with closing(RunLog(tmp_path, SEGMENT)) as again:
-        again.append(Cancel(sample="3.0", attempt=0))
-        again.append(Cancel(sample="4.0", attempt=7))
-        await again.sync()
-        assert fmt.payload_segments(tmp_path) == [2, 3]
-        assert again.has("4.0", 0)
-        again.append(Cancel(sample="4.0", attempt=0))
-        again.append(Cancel(sample="5.0", attempt=0))
-        await again.sync()
-        assert fmt.payload_segments(tmp_path) == [3]
+        await log.sync()
+    with closing(RunLog(tmp_path, SEGMENT)) as log:
+        await log.sync()
+        assert log.get("0.0", 0)[0][0] == 0
 
 
 async def test_arrays_that_no_record_refers_to_are_not_kept(tmp_path: Path) -> None:
