@@ -35,7 +35,8 @@ from areal_async.messages import (
 
 class Trainer(Restarted):
     """version: of the weights that it holds. branch: how often training went back. first: the version it began with.
-    first_loss: the cause of the first loss in the run, "" while there was none. failed_checkpoints: in a row.
+    first_loss: the cause of the first loss in the run, "" while there was none. failed_checkpoints: in a row, the last
+    one for the cause `checkpoint_failure`.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class Trainer(Restarted):
         "_skipped",
         "_tried",
         "branch",
+        "checkpoint_failure",
         "failed_checkpoints",
         "first",
         "first_loss",
@@ -76,6 +78,7 @@ class Trainer(Restarted):
         self.first: Version = 0
         self.first_loss = ""
         self.failed_checkpoints = 0
+        self.checkpoint_failure = ""
 
     @property
     def makes_checkpoints(self) -> bool:
@@ -90,9 +93,9 @@ class Trainer(Restarted):
     def join(self, event: Joined) -> list[Publish]:
         """All ranks are there. A later version than 0 at the start of a run: the ledger begins with that step, its
         steps before count."""
+        if event.at < self.since or (event.at == self.since and self.state != "starting"):
+            return []  # told again
         if self.state != "starting":
-            if event.at <= self.since:
-                return []  # told again
             raise IllegalTransition(f"the trainer joined twice. Its story:\n{self.story()}")
         if not self._has_joined:
             self._has_joined = True
@@ -188,6 +191,7 @@ class Trainer(Restarted):
         if self.state != "checkpointing" or event.id != str(self.version) or event.at < self.since:
             return
         self.failed_checkpoints += 1
+        self.checkpoint_failure = event.why
         self.move("idle", event.at, "no checkpoint, {} failed in a row: {}", self.failed_checkpoints, event.why)
 
     @property
@@ -268,10 +272,10 @@ class Trainer(Restarted):
 
     def is_past(self, event: RolledBack) -> bool:
         """Whether it is told again. Raises IllegalTransition where training can't go back now, or not to there."""
-        past = event.at < self.since or (event.at == self.since and self.state != "lost")
-        if event.resumed is None and past:
+        is_told = self.state == "lost" and self.restart_at is None
+        if event.resumed is None and (event.at < self.since or (event.at == self.since and not is_told)):
             return True
-        if event.resumed is None and (self.state != "lost" or self.restart_at is not None):
+        if event.resumed is None and not is_told:
             raise IllegalTransition(
                 f"training went back to version {event.to}, but the trainer was not told to start again."
                 f" Its story:\n{self.story()}"
@@ -307,10 +311,6 @@ class Trainer(Restarted):
         self.restarts = self._lost_version = self.failed_checkpoints = 0
         self.first_loss = ""
         self.end("")
-
-    def batch_of(self, step: int) -> tuple[Group, ...]:
-        """The groups of a step that can be trained again, or is; () for others."""
-        return self._plans.get(step, ())
 
     def _publish(self, at: float, why: str) -> Publish:
         self.work("publishing", at, "version {}, branch {}: {}", self.version, self.branch, why)

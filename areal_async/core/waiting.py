@@ -12,6 +12,7 @@ from areal_async.core.fleet import Fleet, Server
 from areal_async.core.ledger import Group, Ledger, Sample
 from areal_async.core.parts import Parts
 from areal_async.core.restarts import Restarted
+from areal_async.core.trainer import Trainer
 
 NAMED: Final = 3  # groups, samples or servers that are named before "and N more"
 
@@ -19,18 +20,35 @@ NAMED: Final = 3  # groups, samples or servers that are named before "and N more
 def explain(parts: Parts) -> str:
     """Such as "step 41 waits for group 1307 (floor 37, deadline 41) <- sample 1307.5 on server 2", and after it which
     servers and reward workers are not as they should be, and what that holds up."""
-    return "; ".join([_trainer(parts), *_servers(parts.fleet), *_workers(parts), *_looking(parts), *_unchecked(parts)])
+    return "; ".join(
+        [
+            _trainer(parts),
+            *_checkpoints(parts.trainer),
+            *_servers(parts.fleet),
+            *_workers(parts),
+            *_looking(parts),
+            *_held(parts),
+            *_unchecked(parts),
+        ]
+    )
 
 
 def _trainer(parts: Parts) -> str:
     rules, ledger, trainer = parts.rules, parts.ledger, parts.trainer
-    if trainer.state == "starting":
-        return "the run waits for the trainer's ranks to join"
-    since = trainer.happenings[-1][0]
-    if trainer.state == "training":
-        return f"the trainer trains step {trainer.version} since {since:.1f} s; {_in_flight(ledger)}"
-    if trainer.state == "publishing":
-        return f"the trainer publishes version {trainer.version} since {since:.1f} s; {_in_flight(ledger)}"
+    since = f"since {trainer.happenings[-1][0]:.1f} s"
+    match trainer.state:
+        case "starting" if not trainer.branch:
+            return "the run waits for the trainer's ranks to join"
+        case "starting":
+            return f"the trainer's ranks start {since}, with version {trainer.version}; {_in_flight(ledger)}"
+        case "lost":
+            return f"{_restart(trainer)}, from {_source(trainer)}; {_in_flight(ledger)}"
+        case "training":
+            return f"the trainer trains step {trainer.version} {since}; {_in_flight(ledger)}"
+        case "publishing":
+            return f"the trainer publishes version {trainer.version} {since}; {_in_flight(ledger)}"
+        case "checkpointing":
+            return f"the trainer writes the checkpoint of version {trainer.version} {since}; {_in_flight(ledger)}"
     if trainer.version >= rules.steps:
         return f"the run waits for its last evaluation, of version {trainer.version}: {_evaluation(parts)}"
     step = f"step {trainer.version}"
@@ -43,6 +61,17 @@ def _trainer(parts: Parts) -> str:
     if unready:
         return f"{step} waits for {missing} more ready groups: {_groups(unready)}"
     return f"{step} waits for {missing} more ready groups, but none is running: {_no_group(parts)}"
+
+
+def _source(trainer: Trainer) -> str:
+    """What it begins with when it is started again."""
+    version = trainer.returns[0]
+    return f"the checkpoint of version {version}" if version > trainer.first else f"version {version}, the run's first"
+
+
+def _checkpoints(trainer: Trainer) -> list[str]:
+    failed, cause = trainer.failed_checkpoints, trainer.checkpoint_failure.partition("\n")[0]
+    return [f"{failed} checkpoints in a row could not be written ({cause})"] if failed else []
 
 
 def _in_flight(ledger: Ledger) -> str:
@@ -96,9 +125,10 @@ def _server(server: Server, fleet: Fleet) -> str:
 def _restart(lost: Restarted) -> str:
     """Of one that was lost and has not joined again."""
     cause = lost.why.partition("\n")[0]
+    name = "the trainer" if isinstance(lost, Trainer) else lost.label
     if lost.restart_at is not None:
-        return f"{lost.label} is lost ({cause}) and starts again at {lost.restart_at:.1f} s"
-    return f"{lost.label} starts again since {lost.since:.1f} s, it was lost ({cause})"
+        return f"{name} is lost ({cause}) and starts again at {lost.restart_at:.1f} s"
+    return f"{name} starts again since {lost.since:.1f} s, it was lost ({cause})"
 
 
 def _workers(parts: Parts) -> list[str]:
@@ -126,6 +156,16 @@ def _looking(parts: Parts) -> list[str]:
     return [f"{len(floors)} samples look for a server of version {min(floors)} or newer"] if floors else []
 
 
+def _held(parts: Parts) -> list[str]:
+    """Samples that ran when training went back, and may only go on with a version that is yet to come back."""
+    floors = [
+        group.floor for group in parts.ledger.outstanding_groups() for sample in group.samples if sample.state == "held"
+    ]
+    if not floors:
+        return []
+    return [f"{len(floors)} samples start again when a server holds version {min(floors)} or newer and has room"]
+
+
 def _groups(groups: Sequence[Group]) -> str:
     first = nsmallest(NAMED, groups, key=lambda group: (group.deadline, group.id))
     return _and_more([_group(group) for group in first], len(groups))
@@ -135,7 +175,7 @@ def _group(group: Group) -> str:
     if group.state == "admitted":
         awaited = f"its prompt (position {group.position})"
     else:
-        open_ones = [sample for sample in group.samples if sample.state in ("running", "scoring")]
+        open_ones = [sample for sample in group.samples if sample.state in ("running", "held", "scoring")]
         awaited = _and_more([_sample(sample) for sample in open_ones[:NAMED]], len(open_ones))
     return f"group {group.id} (floor {group.floor}, deadline {group.deadline}) <- {awaited}"
 
@@ -144,6 +184,8 @@ def _sample(sample: Sample) -> str:
     since = sample.happenings[-1][0]
     if sample.state == "scoring":
         return f"the check of sample {sample.id}, since {since:.1f} s"
+    if sample.state == "held":
+        return f"sample {sample.id}, held until a server has version {sample.group.floor}"
     attempt = f", attempt {sample.attempt}" if sample.attempt else ""
     return f"sample {sample.id} on server {sample.server}{attempt}, since {since:.1f} s"
 

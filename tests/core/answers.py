@@ -64,6 +64,10 @@ def event_of(
             if outcome == "mixed":
                 reward = float(sample.partition(".")[2]) % 2
             return Scored(at=at, sample=sample, attempt=attempt, verdict="right", reward=reward)
+        case Train(step=step) if outcome == "broken":
+            return Failed(at=at, of="train", id=str(step), why="rank 1 timed out")
+        case Publish(version=version) if outcome == "broken":
+            return Failed(at=at, of="publish", id=str(version), why="rank 1 timed out")
         case Train(step=step, branch=branch):
             return StepDone(at=at, step=step, branch=branch, metrics={})
         case Publish(version=version, branch=branch):

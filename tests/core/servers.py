@@ -67,6 +67,10 @@ class EvaluationBook:
         self.failures = 0
         self.all: list[int] = []
 
+    def resume(self, rules: Rules) -> None:
+        self._rules = rules
+        self.void, self.failures = False, 0
+
     def begin(self, command: Evaluate, held: tuple[int, int], branch: int, *, trained: int, ends: bool) -> None:
         every, hold = self._rules.eval_every, self._hold
         hold(every > 0, "evaluates although nobody asked for it")

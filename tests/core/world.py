@@ -6,8 +6,11 @@ hold whatever the order is checked while they are made; a broken one raises `Bro
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from areal_async.core.orchestrator import Orchestrator
 from areal_async.messages import (
@@ -95,7 +98,7 @@ class World:
     """Holds what the core has asked for (`pending`) until the test has it answered."""
 
     def __init__(self, rules: Rules, *, servers: int = 1, workers: int = 1, prompts: int | None = None) -> None:
-        self.rules = rules
+        self.rules = self.first_rules = rules
         self.core = Orchestrator(rules)
         self.prompts = prompts
         self.pending: dict[Key, AnyCommand] = {}
@@ -119,6 +122,7 @@ class World:
         self.published: tuple[int, int] | None = None  # newest complete (branch, version)
         self.history: list[Train] = []  # steps of the surviving history, done or under way
         self.formed: dict[int, Train] = {}
+        self._split: dict[int, tuple[int, int]] = {}  # step -> ranks and tokens a micro-batch
         self.branch = 0
         self.trained = 0  # steps done in the surviving history
         self.first = 0
@@ -160,6 +164,7 @@ class World:
         commands = self.core.handle(event)
         self.log.append((event, commands))
         self.stopping = self.stopping or isinstance(event, StopRequested)
+        self._settle_end(commands)
         hold(self.end is None or not commands, f"commands after the end: {commands}")
         for command in commands:
             self.commands.append(command)
@@ -168,7 +173,8 @@ class World:
         self._check_left()
         self._check_going_on()
         self._check_due(event.at)
-        self._check_released()
+        if isinstance(event, StepDone | CheckpointDone) or len(self.log) % 64 == 0:  # it looks at every sample
+            self._check_released()
         self._check_held()
         if self.instant_checkpoints and self.end is None:
             self.settle("checkpoint")
@@ -182,6 +188,8 @@ class World:
             outcome = "failed" if key[0] == "sample" else None
         if key == ("restart", "trainer") and outcome != "failed":
             return self.go_back(max(self.checkpoints.points))
+        if key[0] == "joining" and key[1] != "trainer":
+            outcome = 1.0  # a run that can't be started is no matter of the core
         event = self._event(self.pending.pop(key), outcome)
         self._note(event)
         self.told.append(event)
@@ -227,6 +235,43 @@ class World:
         hold(not any(self.find("sample", name) for name in self.held), "goes on below its floor")
         self.pending["joining", "trainer"] = restart
         return commands
+
+    def resume(self, **changes: object) -> list[AnyCommand]:
+        """The controller is killed; a new one comes to where the log ends, by these changes of the rules goes back to
+        the newest checkpoint, and starts everything anew."""
+        core = Orchestrator(self.first_rules)
+        for number, (event, commands) in enumerate(self.log):
+            hold(core.handle(event) == commands, f"event {number} of the log is not decided as before: {event}")
+        self.core, self.end, self.stopping = core, None, False
+        for books in (self.pending, self.told, self.late, self.servers, self.workers):
+            books.clear()  # what was told of them is over
+        self.rules = rules = replace(self.rules, **changes)
+        self.checkpoints.rules = rules
+        self.trainer = TrainerBook(rules.max_trainer_restarts)
+        self.evaluations.resume(rules)
+        back = max(self.checkpoints.points)
+        self._books_go_back(back)
+        commands = self.send(RolledBack(at=self.tick(), to=back, why="the controller was killed", resumed=rules))
+        hold(not any(isinstance(command, Cancel | StartSample) for command in commands), "nobody is there")
+        names = [("trainer", "trainer"), *(("rewards", name) for name in self._workers)]
+        names += [("server", name) for name in self._servers[: rules.servers]]
+        for peer, name in names:
+            self.pending["joining", name] = Restart(peer=peer, id=name, why="")  # type: ignore[arg-type]
+        unchecked = {name for name in self.done if self._is_open(name)} - {key[1] for key in self.find("score")}
+        hold(not unchecked, f"nobody checks {unchecked}")
+        return commands
+
+    def _is_open(self, name: str) -> bool:
+        book = self.groups[group_of(name)]
+        return book.fate == "open" and int(name.partition(".")[2]) not in book.outcomes
+
+    def _settle_end(self, commands: Sequence[AnyCommand]) -> None:
+        """A run that is over cancels what isn't ready, unless it was stopped and can go on."""
+        last = commands[-1] if commands else None
+        if isinstance(last, Finish) and not (last.reason == "stopped" and self.checkpoints.points):
+            for number, book in self.groups.items():
+                if book.fate == "open":
+                    self._settle_fate(number, "cancelled")
 
     def _books_go_back(self, to: int) -> None:
         for key in self.find("read"):
@@ -304,7 +349,7 @@ class World:
     @property
     def stranded(self) -> bool:
         """Whether no server will ever serve again."""
-        return all(book.gone for book in self.servers.values())
+        return bool(self.servers) and all(book.gone for book in self.servers.values())
 
     @property
     def unchecked(self) -> bool:
@@ -469,7 +514,7 @@ class World:
                 self._kept.difference_update(command.samples)
 
     def _finish(self, command: Finish) -> None:
-        last = command.reason == "stopped" or not self.rules.eval_every or self.stranded
+        last = self.stopping or not self.rules.eval_every or self.stranded
         hold(last or self.evaluations.evaluated == self.trained, "the last version was not evaluated")
         self.end = command
 
@@ -534,13 +579,17 @@ class World:
         hold(command.step == self.trained and command.branch == self.branch, f"step {command.step} out of order")
         hold(len(command.groups) == rules.batch_groups, f"{len(command.groups)} groups in a step")
         before = self.formed.get(command.step)
+        split = rules.ranks, rules.max_tokens_per_microbatch
         if before is not None:  # after a rollback: the same batch
             hold(_content(before) == _content(command), "another batch at a replay")
+            same = self._split[command.step] != split or before.minibatches == command.minibatches
+            hold(same, "a batch is split in another way, although nothing changed")
         else:
             hold(all(self.groups[number].fate == "ready" for number in command.groups), "trains what isn't ready")
             self.history.append(command)
             self._check_turn(command)
         self.formed[command.step] = command
+        self._split[command.step] = split
         for number in command.groups:
             self._settle_fate(number, "handed")
             self.step_of[number] = command.step
@@ -654,7 +703,11 @@ class World:
             case Lost(id=name):
                 self.peers[name].lose(event.at)
             case Joined(peer="rewards", id=name):
-                self.workers[name].works_since = event.at
+                self.workers.setdefault(name, Book(self.rules.max_worker_restarts)).works_since = event.at
+            case Joined(peer="server", id=name):
+                self.servers.setdefault(name, ServerBook(self.rules.max_restarts))
+            case Failed(of="train" | "publish"):
+                self.trainer.lose_at(event.at, self.trained)
             case EvaluationDone(version=version):
                 self.evaluations.done(version)
             case Failed(of="evaluation"):
@@ -674,4 +727,4 @@ class World:
 
 
 def _content(train: Train) -> tuple[object, ...]:
-    return train.groups, train.samples, train.minibatches, train.mask_below
+    return train.groups, train.samples, train.mask_below
