@@ -1,14 +1,15 @@
 """Where the samples of a run lie in its payload segments, and which segments nobody needs any more.
 
 What always holds: a segment is needed while it holds a sample that a record of the decision log refers to (or will, in
-this run), that no later `put` of the same sample has replaced, and that wasn't released. A needed sample is named by
-`of` or, if its place was forgotten, lies in the segment `forgotten_in`.
+this run), that no later `put` of the same sample has replaced, and that wasn't released. An answer whose `SampleDone`
+comes after the `Cancel` of its attempt is needed by nobody: the core ignores it, and doesn't release it either. A
+needed sample is named by `of` or, if its place was forgotten, lies in the segment `forgotten_in`.
 """
 
 from collections.abc import Iterable, Iterator
 
 from areal_async.log.format import PayloadRef
-from areal_async.messages import SampleId
+from areal_async.messages import AnyRecord, Cancel, SampleDone, SampleId
 
 
 class Places:
@@ -17,11 +18,23 @@ class Places:
     def __init__(self) -> None:
         self._places: dict[SampleId, dict[int, PayloadRef]] = {}
         self._needed: dict[int, set[SampleId]] = {}  # by segment
+        self._coming: set[tuple[SampleId, int]] = set()  # no record has told of them yet
 
     def add(self, sample: SampleId, attempt: int, ref: PayloadRef) -> None:
         """The newest arrays of a sample; older ones in other segments need not be kept for it."""
         self.find(sample, attempt, ref)
         self.need(sample, ref)
+        self._coming.add((sample, attempt))
+
+    def told(self, record: AnyRecord) -> None:
+        """This record is appended."""
+        match record:
+            case SampleDone(sample=sample, attempt=attempt):
+                self._coming.discard((sample, attempt))
+            case Cancel(sample=sample, attempt=attempt) if (sample, attempt) in self._coming:
+                ref = self.of(sample, attempt)
+                if ref is not None:
+                    self._needed[ref.segment].discard(sample)
 
     def find(self, sample: SampleId, attempt: int, ref: PayloadRef) -> None:
         """These are the arrays that `of` names from now on."""

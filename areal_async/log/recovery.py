@@ -15,7 +15,7 @@ from areal_async.log import format as fmt
 from areal_async.log import reader
 from areal_async.log.format import Entry, PayloadRef, Torn
 from areal_async.log.places import Places
-from areal_async.messages import Forget, Release, SampleDone, SampleId
+from areal_async.messages import Cancel, Forget, Release, SampleDone, SampleId
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class _Rough(msgspec.Struct, frozen=True, array_like=True):
 _ROUGH: Final = msgspec.msgpack.Decoder(_Rough)
 _ENTRY: Final = msgspec.msgpack.Decoder(Entry)
 # How the records that name samples begin, behind the heads of the array and of the map that they are
-_NAMING: Final = tuple(msgspec.msgpack.encode({"kind": kind})[1:] for kind in ("forget", "release"))
+_NAMING: Final = tuple(msgspec.msgpack.encode({"kind": kind})[1:] for kind in ("forget", "release", "cancel"))
 _BEGINS_AT: Final = 2
 _CHECKED: Final = 2  # newest segments whose arrays are checked, too: what may never have been synced
 _NAMED: Final = 20  # samples in a warning
@@ -73,6 +73,7 @@ def recover(folder: Path) -> Recovered:
 def _follow_references(folder: Path, names: dict[PayloadRef, tuple[SampleId, int]], found: Recovered) -> None:
     """Which arrays are needed: those that a record refers to, and that no later record has released or replaced."""
     path = folder / fmt.DECISIONS_NAME
+    cancelled: set[tuple[SampleId, int]] = set()
     for item in reader.scan(path, "decisions"):
         if isinstance(item, Torn):
             _cut(item)
@@ -81,20 +82,24 @@ def _follow_references(folder: Path, names: dict[PayloadRef, tuple[SampleId, int
         try:
             ref = _ROUGH.decode(body).payload
             if ref in names:
-                sample, _ = names[ref]
-                found.places.need(sample, ref)
+                sample, attempt = names[ref]
                 found.missing.pop(sample, None)
+                if (sample, attempt) not in cancelled:
+                    found.places.need(sample, ref)
             elif ref is not None or body.startswith(_NAMING, _BEGINS_AT):
-                _follow(_ENTRY.decode(body), found)
+                _follow(_ENTRY.decode(body), found, cancelled)
         except msgspec.DecodeError as error:
             raise reader.unknown(path, offset, error) from None
 
 
-def _follow(entry: Entry, found: Recovered) -> None:
+def _follow(entry: Entry, found: Recovered, cancelled: set[tuple[SampleId, int]]) -> None:
     match entry:
         case Entry(record=SampleDone() as done, payload=PayloadRef() as ref):
-            found.missing[done.sample] = done.attempt
+            if (done.sample, done.attempt) not in cancelled:
+                found.missing[done.sample] = done.attempt
             found.next = max(found.next, ref.segment + 1)
+        case Entry(record=Cancel(sample=sample, attempt=attempt)):
+            cancelled.add((sample, attempt))
         case Entry(record=Forget(samples=samples)):
             found.places.forget(samples)
         case Entry(record=Release(samples=samples)):

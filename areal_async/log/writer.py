@@ -25,7 +25,7 @@ from areal_async.log import format as fmt
 from areal_async.log import payloads, reader, recovery
 from areal_async.log.format import Entry, PayloadRef, Torn
 from areal_async.log.payloads import Segment
-from areal_async.messages import AnyRecord, Rules, SampleId
+from areal_async.messages import AnyRecord, Cancel, Rules, SampleDone, SampleId
 from areal_async.wire.arrays import Array
 
 
@@ -66,6 +66,8 @@ class RunLog:
         if not self._begun and not isinstance(record, Rules):
             raise LogError(f"{self.folder}: the first record of a log must be its Rules, not a {type(record).__name__}")
         self._begun = True
+        if isinstance(record, SampleDone | Cancel):
+            self._places.told(record)
         body = self._encoder.encode(Entry(record, payload))
         self._pending += fmt.record_head([body])
         self._pending += body

@@ -200,6 +200,26 @@ async def test_what_was_cancelled_is_kept_until_it_is_released(tmp_path: Path) -
         assert log.get("0.0", 0)[0][0] == 0
 
 
+@pytest.mark.parametrize("again", [False, True])
+async def test_an_answer_that_came_as_its_sample_was_cancelled_is_not_kept(tmp_path: Path, again: bool) -> None:
+    """It was put, its event waited behind the one that cancelled it, and the core ignores it. Also known after a kill."""
+    log, _ = a_run(tmp_path, 0)
+    refs = {number: log.put(f"{number}.0", 0, answer(number)) for number in range(7)}
+    for number in range(3):
+        log.append(Cancel(sample=f"{number}.0", attempt=0))
+        log.append(Cancel(sample=f"{number + 3}.0", attempt=7))
+    for number, ref in refs.items():
+        log.append(done(number), ref)
+    if again:
+        log.close()
+        log = RunLog(tmp_path, SEGMENT)
+    with closing(log):
+        assert log.get("1.0", 0)[0][0] == 1
+        await log.sync()
+        assert fmt.payload_segments(tmp_path) == [2, 3]
+        assert log.get("4.0", 0)[0][0] == 4
+
+
 async def test_arrays_that_no_record_refers_to_are_not_kept(tmp_path: Path) -> None:
     """A controller that was killed between the two files leaves such ones."""
     with closing(RunLog(tmp_path, SEGMENT)) as log:
