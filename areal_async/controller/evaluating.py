@@ -87,6 +87,8 @@ class Evaluations:
         self._running: dict[Version, tuple[asyncio.Task[None], Tally, str]] = {}  # and its server
         self._examiner = Examiner(config, text, problems, workflow, check, places=config.eval.max_concurrent)
         folder.mkdir(exist_ok=True)
+        for unfinished in folder.glob("*.part"):  # of a controller that was killed in the middle of it
+            unfinished.unlink()
 
     @property
     def progress(self) -> str:

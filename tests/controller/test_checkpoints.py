@@ -35,7 +35,7 @@ class Recorder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.order: list[str] = []
-        self._told: asyncio.Queue[AnyEvent] = asyncio.Queue()
+        self.told: asyncio.Queue[AnyEvent] = asyncio.Queue()
 
     async def save(self, path: Path, id: str) -> int:
         self.order.append(f"saved {id}")
@@ -46,14 +46,17 @@ class Recorder:
         complete = sorted(path.parent.name for path in self.root.glob("*/COMPLETE"))
         self.order.append(f"log synced beside {', '.join(complete)}")
 
+    def checkpoints(self, crew: Crew) -> Checkpoints:
+        return Checkpoints(
+            self.root, "mine", crew, save=self.save, sync=self.sync, log_bytes=lambda: 5,
+            take=self.told.put_nowait, now=lambda: 1.0,
+        )  # fmt: skip
+
     async def write(self, version: int, keep: tuple[int, ...] = ()) -> AnyEvent:
         async with asyncio.TaskGroup() as group:
-            made = Checkpoints(
-                self.root, "mine", Crew(group), save=self.save, sync=self.sync, log_bytes=lambda: 5,
-                take=self._told.put_nowait, now=lambda: 1.0,
-            )  # fmt: skip
+            made = self.checkpoints(Crew(group))
             made.start(Checkpoint(version=version, branch=0, keep=keep))
-            event = await self._told.get()
+            event = await self.told.get()
             if isinstance(event, CheckpointDone):
                 made.recorded(event)
         made.close()
@@ -72,6 +75,24 @@ async def test_a_checkpoint_is_complete_after_the_log_and_others_go_after_its_ev
         "saved checkpoint 2 branch 0", "log synced beside step-1", "log synced beside step-1, step-2",
         "saved checkpoint 3 branch 0", "log synced beside step-1, step-2", "log synced beside step-1, step-2, step-3",
     ]  # fmt: skip
+
+
+async def test_what_the_end_of_a_run_has_interrupted_is_removed_then(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "checkpoints")
+    await recorder.write(1)
+    async with asyncio.TaskGroup() as group:
+        crew = Crew(group)
+        made = recorder.checkpoints(crew)
+        made.start(Checkpoint(version=2, branch=0, keep=()))
+        event = await recorder.told.get()
+        assert isinstance(event, CheckpointDone)
+        made.recorded(event)
+        await crew.dismiss()
+        assert len(list(recorder.root.iterdir())) == 2
+        await made.tidy()
+        assert [path.name for path in recorder.root.iterdir()] == ["step-2"]
+        await made.tidy()
+    made.close()
 
 
 async def test_one_of_a_branch_that_is_over_is_replaced(tmp_path: Path) -> None:
