@@ -202,7 +202,7 @@ async def test_what_was_cancelled_is_kept_until_it_is_released(tmp_path: Path) -
 
 @pytest.mark.parametrize("again", [False, True])
 async def test_an_answer_that_came_as_its_sample_was_cancelled_is_not_kept(tmp_path: Path, again: bool) -> None:
-    """It was put, its event waited behind the one that cancelled it, and the core ignores it. Also known after a kill."""
+    """It was put, its event waited behind the one that cancelled it, and the core ignores it; also after a kill."""
     log, _ = a_run(tmp_path, 0)
     refs = {number: log.put(f"{number}.0", 0, answer(number)) for number in range(7)}
     for number in range(3):
