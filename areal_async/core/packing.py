@@ -28,7 +28,7 @@ def pack(lengths: Sequence[int], capacity: int, min_count: int = 1) -> list[list
         raise ValueError(f"sequence {order[-1]} has {lengths[order[-1]]} tokens; a length can't be negative")
     bins = fill(lengths, capacity, order)
     if len(bins) > lower_bound(lengths, capacity):
-        bins = algorithm_1(lengths, capacity, order, fewer_than=len(bins)) or bins
+        bins = algorithm_1(lengths, capacity, order, least=min_count, fewer_than=len(bins)) or bins
     return _split(lengths, bins, min_count)
 
 
@@ -88,12 +88,13 @@ def _last(sizes: Sequence[int], room: int) -> list[int]:
 
 
 def algorithm_1(
-    lengths: Sequence[int], capacity: int, order: Sequence[int], *, fewer_than: int
+    lengths: Sequence[int], capacity: int, order: Sequence[int], *, least: int, fewer_than: int
 ) -> list[list[int]] | None:
-    """Dynamic batching as in Algorithm 1 of the AReaL paper, without its minimum (`pack` sees to that).
+    """Dynamic batching as in Algorithm 1 of the AReaL paper.
 
     Each sequence, the longest first (`order`), to the micro-batch with the fewest sequences among those that it fits
-    in (the emptiest one of equals); a new one where it fits in none. None as soon as that makes `fewer_than` of them.
+    in (the emptiest one of equals); a new one where it fits in none, and for the first `least` of them. None as soon
+    as that makes `fewer_than` micro-batches.
     """
     bins: list[list[int]] = []
     width = len(order) + 1
@@ -101,21 +102,21 @@ def algorithm_1(
     lowest = 1  # levels below are empty
     shortest = lengths[order[-1]] * width if order else 0
     for index in order:
-        least = lengths[index] * width
-        for place in range(lowest, len(levels)):
+        need = lengths[index] * width
+        for place in range(lowest, len(levels)) if len(bins) >= least else ():
             level = levels[place]
-            if level and -level[0] >= least:
+            if level and -level[0] >= need:
                 room = -heappop(level)
                 chosen = bins[room % width]
                 chosen.append(index)
-                room -= least
+                room -= need
                 break
         else:
             if len(bins) + 1 >= fewer_than:
                 return None
             chosen = [index]
             bins.append(chosen)
-            room = capacity * width - least + len(bins) - 1
+            room = capacity * width - need + len(bins) - 1
             lowest = 1
         if len(chosen) == len(levels):
             levels.append([])

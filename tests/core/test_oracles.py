@@ -35,7 +35,7 @@ def test_oracle_packing(oracles: Path) -> None:
         assert max(sum(lengths[index] for index in micro) for micro in bins) <= capacity
         assert least <= len(bins) <= min(case["algorithm1_count"], case["best_fit_decreasing_count"])
         assert max(lower_bound(lengths, capacity), least) == case["lower_bound"]
-        fewest = algorithm_1(lengths, capacity, order, fewer_than=len(lengths) + 1)
+        fewest = algorithm_1(lengths, capacity, order, least=1, fewer_than=len(lengths) + 1)
         assert fewest is not None
         assert max(len(fewest), least) == case["algorithm1_count"]
         if len(lengths) == 4096:

@@ -47,7 +47,7 @@ def main() -> None:
 def row(name: str, lengths: list[int]) -> tuple[str, int, int, int, float, float, float]:
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     bound = packing.lower_bound(lengths, CAPACITY)
-    fewest = len(packing.algorithm_1(lengths, CAPACITY, order, fewer_than=SEQUENCES + 1) or ())
+    fewest = len(packing.algorithm_1(lengths, CAPACITY, order, least=1, fewer_than=SEQUENCES + 1) or ())
     bins, pack_s = best(partial(packing.pack, lengths, CAPACITY))
     shares, balance_s = best(partial(packing.balance, lengths, RANKS))
     heaviest = max(sum(lengths[index] for index in share) for share in shares)
