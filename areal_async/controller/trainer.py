@@ -63,6 +63,7 @@ CHECKPOINT_TIMEOUT_S = 1800.0  # writing model and optimiser to disk
 SAVE_TIMEOUT_S = 1800.0  # writing the whole model to disk
 PROBE_TIMEOUT_S = 300.0
 LEAVE_S = 10.0  # torchrun looks after its ranks a few times a second
+LAST_WORDS_S = 0.25  # an answer that says what went wrong may have been sent before the end
 STOP_GRACE_S = 1.0  # ranks have nothing to save: what they hold is in a checkpoint, or is lost
 
 Arrays: TypeAlias = list[npt.NDArray[np.generic]]
@@ -274,6 +275,7 @@ class Trainer:
 
     async def _watch(self, life: _Life, child: Child) -> None:
         await child.wait()
+        await asyncio.sleep(LAST_WORDS_S)
         self._lose(life, explained(child, TRAINER_MEMORY))
 
     def _lose(self, life: _Life, why: str) -> None:

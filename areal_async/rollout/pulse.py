@@ -41,16 +41,17 @@ class Pulse:
         self._stall_timeout_s = stall_timeout_s
         self.look_s = min(LOOK_S, stall_timeout_s / 4)
         self.silent_s = 0.0
-        self._seen: tuple[int, int] | None = None  # requests that have ended, and tokens that have arrived
-        self._row_s = 0.0  # from the first error of the row to the last
-        self._row_looks_s = 0.0  # from the first to now
+        self._tokens = 0  # that have arrived
+        self._seen: tuple[int, int] | None = None  # requests that have ended, and tokens, at the last look
+        self._row_begun_s: float | None = None  # since the look that saw the first error of the row
+        self._row_s = 0.0  # between those that saw the first and the last
         self._errors_seen = 0
 
     def look(self, running: int, ended: int, tokens: int, errors: Errors) -> str:
         """Why the server is to be given up, or "". running: requests that are there now. ended: those of which there
         was an end, whichever. tokens: that have arrived, of all requests ever."""
-        moved = self._seen is not None and tokens != self._seen[1]
-        if moved:
+        if tokens != self._tokens:
+            self._tokens = tokens
             errors.mended()
         return self._sick(errors) or self._stuck(running, (ended, tokens))
 
@@ -73,12 +74,12 @@ class Pulse:
 
     def _sick(self, errors: Errors) -> str:
         if not errors.in_a_row:
-            self._row_s = self._row_looks_s = 0.0
-            self._errors_seen = errors.total
-            return ""
-        self._row_looks_s += self.look_s
-        if errors.total != self._errors_seen:
-            self._errors_seen, self._row_s = errors.total, self._row_looks_s
+            self._row_begun_s, self._row_s = None, 0.0
+        else:
+            self._row_begun_s = 0.0 if self._row_begun_s is None else self._row_begun_s + self.look_s
+            if errors.total != self._errors_seen:
+                self._row_s = self._row_begun_s
+        self._errors_seen = errors.total
         if errors.in_a_row < SICK_REQUESTS or self._row_s < SICK_S:
             return ""
         return (

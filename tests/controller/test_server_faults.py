@@ -1,0 +1,218 @@
+"""Servers that live and don't work, that never begin, that have no memory: whole runs with scripted peers."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_async.config import Config
+from areal_async.controller import Controller, RunResult
+from areal_async.controller.metrics import StepRow
+from areal_async.errors import LaunchError, RunFailed
+from areal_async.launch.recipes import Command, Recipes
+from areal_async.log.reader import read_records
+from areal_async.messages import Failed, Joined, Lost, Note, Restart
+from areal_async.rollout import pulse, vllm_http
+from areal_async.rollout import session as sessions
+from areal_async.testing.recipes import scripted
+from areal_async.testing.vllm_server import Order, Slow, Stall, Status
+
+pytestmark = pytest.mark.slow
+
+Make = Callable[..., Config]
+GENERATE = "/inference/v1/generate"
+HANDSHAKE_REQUESTS = 5  # a probe and two questions for the vocabulary; two probes against the trainer
+FOREVER = 10_000
+LONG = (
+    "rollout.servers=2", "train.steps=1000", "rollout.max_staleness=3", "rollout.stop_token_ids=[]",
+    "server.stall_timeout_s=1", "rollout.retries=0",
+)  # fmt: skip
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "LOOK_S", 0.2)
+    monkeypatch.setattr(pulse, "SICK_S", 1.0)
+    monkeypatch.setattr(vllm_http, "CONTROL_DEADLINE_S", 1.0)
+
+
+def messages(result: RunResult, *kinds: type) -> list[Any]:
+    return [record.message for record in read_records(result.folder / "log") if isinstance(record.message, kinds)]
+
+
+def version_of(run: Controller, name: str) -> int:
+    found = run._parts._servers.fleet._live.get(name)
+    return found.version if found is not None else -1
+
+
+async def run_until(run: Controller, enough: Callable[[StepRow], bool]) -> RunResult:
+    async with asyncio.timeout(60):
+        async for row in run.steps():
+            if enough(row):
+                run.stop()
+    return run.result()
+
+
+def back(run: Controller) -> Callable[[StepRow], bool]:
+    """Server 1 serves in another life than its first."""
+    first: object = None
+
+    def enough(row: StepRow) -> bool:
+        nonlocal first
+        life = run._parts._servers._lives["1"]
+        first = first or life
+        return life is not first and version_of(run, "1") > 0
+
+    return enough
+
+
+def assert_nothing_is_lost(result: RunResult, config: Config) -> None:
+    assert result.reason == "stopped"
+    for row in result.rows:
+        assert row.ledger["samples_failed"] == row.ledger["failed"] == row.ledger["cancelled"] == 0
+        assert row.ledger["trained"] == (row.step + 1) * config.train.batch_groups
+        assert row.lag_max <= config.rollout.max_staleness
+
+
+@pytest.mark.parametrize("how", ["answers", "process"])
+async def test_a_server_that_lives_and_is_stuck(make_config: Make, hurry: None, how: str) -> None:
+    """Its answers stop, or its process is stopped: noticed in a moment, its answers go on at the other from what had
+    arrived, it is ended, started again, and serves."""
+    config = make_config(*LONG)
+    stuck = [Order(GENERATE, Stall(8), skip=HANDSHAKE_REQUESTS + 12, times=FOREVER)] if how == "answers" else []
+    recipes = scripted(token_s=0.01, step_s=0.1, orders={"server-1": [stuck]})
+    async with Controller(config, recipes=recipes) as run:
+        enough, stopped = back(run), 0
+
+        def look(row: StepRow) -> bool:
+            nonlocal stopped
+            if how == "process" and row.step == 1 and not stopped:
+                child = run._parts._servers._lives["1"].child
+                assert child is not None
+                stopped = child.pid
+                os.kill(stopped, signal.SIGSTOP)
+            return enough(row)
+
+        result = await run_until(run, look)
+    assert_nothing_is_lost(result, config)
+    (lost,) = messages(result, Lost)
+    assert lost.id == "1"
+    if how == "answers" or "could not take version" not in lost.why:  # a swap may meet the stopped process first
+        assert "it is stuck: it lives, but no token of its" in lost.why
+        assert "(server.stall_timeout_s = 1)" in lost.why
+        assert "server 1 (pid" in lost.why
+    after = messages(result, Lost, Restart, Joined)
+    assert [type(event) for event in after[after.index(lost) :]] == [Lost, Restart, Joined]
+    assert any(note.what == "continued" and note.data["to"] == "0" for note in messages(result, Note))
+    assert not stopped or not os.path.exists(f"/proc/{stopped}")  # noqa: ASYNC240
+
+
+async def test_a_slow_server_is_not_taken_for_a_stuck_one(make_config: Make, hurry: None) -> None:
+    """It gets what it can do, in its own time."""
+    config = make_config(*LONG)
+    slow = [Order(GENERATE, Slow(0.15), skip=HANDSHAKE_REQUESTS, times=FOREVER)]
+    async with Controller(config, recipes=scripted(token_s=0.005, orders={"server-1": [slow]})) as run:
+        result = await run_until(run, lambda row: row.step >= 3)
+    assert_nothing_is_lost(result, config)
+    assert not messages(result, Lost)
+
+
+async def test_errors_for_a_while_are_a_hiccup(make_config: Make, hurry: None) -> None:
+    config = make_config(*LONG)
+    busy = [Order(GENERATE, Status(503, "busy"), skip=HANDSHAKE_REQUESTS + 8, times=12)]
+    async with Controller(config, recipes=scripted(token_s=0.01, orders={"server-1": [busy]})) as run:
+        result = await run_until(run, lambda row: row.step >= 4)
+    assert_nothing_is_lost(result, config)
+    assert not messages(result, Lost, Failed)
+    assert any("busy" in str(note.data.get("why")) for note in messages(result, Note))
+
+
+async def test_a_server_that_answers_only_errors_is_started_again(make_config: Make, hurry: None) -> None:
+    """It would get every new group, having nothing to do; all its requests go on at the other meanwhile."""
+    config = make_config(*LONG)
+    sick = [Order(GENERATE, Status(500, "CUDA error: an illegal memory access"), HANDSHAKE_REQUESTS + 8, FOREVER)]
+    async with Controller(config, recipes=scripted(token_s=0.01, step_s=0.1, orders={"server-1": [sick]})) as run:
+        result = await run_until(run, back(run))
+    assert_nothing_is_lost(result, config)
+    (lost,) = messages(result, Lost)
+    assert lost.id == "1"
+    assert "it is sick: " in lost.why
+    assert "an illegal memory access" in lost.why
+
+
+async def test_servers_that_answer_only_errors_end_the_run_however_often_samples_may_fail(
+    make_config: Make, hurry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P10: no waiting for ever, also where a thousand failures would be tolerated."""
+    monkeypatch.setattr(sessions, "PAUSE_S", 0.05)
+    sick = [[Order(GENERATE, Status(500, "CUDA error: an illegal memory access"), HANDSHAKE_REQUESTS, FOREVER)]] * 9
+    config = make_config("rollout.retries=1000", "rollout.max_failures=100000", "server.max_restarts=1")
+    begun = time.monotonic()
+    async with asyncio.timeout(60):
+        with pytest.raises(RunFailed, match=r"(?s)no rollout server is left.*it is sick.*illegal memory access"):
+            async with Controller(config, recipes=scripted(orders={"server-0": sick})) as run:
+                await run.run()
+    assert time.monotonic() - begun < 20
+
+
+def starting(recipes: Recipes, *lives: str) -> Recipes:
+    """Lives of server 1 that are shell scripts in place of servers; "" for one as it should be."""
+    begun = 0
+
+    def server(**asked: Any) -> Command:
+        nonlocal begun
+        if Path(asked["uds"]).stem != "server-1":
+            return recipes.server(**asked)
+        begun += 1
+        script = lives[begun - 1] if begun <= len(lives) else ""
+        return (["sh", "-c", script], {}) if script else recipes.server(**asked)
+
+    return Recipes(server=server, trainer=recipes.trainer)
+
+
+async def test_a_server_that_hangs_at_its_start_is_an_error_with_its_last_words(make_config: Make) -> None:
+    config = make_config(*LONG, "server.start_timeout_s=2")
+    why = r"(?s)server\.start_timeout_s = 2 s: server 1 \(pid \d+\) is alive; the last lines of .*loading shards"
+    async with asyncio.timeout(15):
+        hangs = starting(scripted(token_s=0.01), "echo loading shards; exec sleep 100")
+        with pytest.raises(LaunchError, match=why):
+            async with Controller(config, recipes=hangs) as run:
+                await run.run()
+
+
+async def test_a_server_that_hangs_when_it_is_started_again_is_lost_once_more(make_config: Make, hurry: None) -> None:
+    config = make_config(*LONG, "server.start_timeout_s=2")
+    recipes = starting(scripted(token_s=0.01, step_s=0.1), "", "echo loading shards; exec sleep 100")
+    async with Controller(config, recipes=recipes) as run:
+        enough, killed = back(run), False
+
+        def look(row: StepRow) -> bool:
+            nonlocal killed
+            if row.step == 1 and not killed:
+                child = run._parts._servers._lives["1"].child
+                assert child is not None
+                os.kill(child.pid, signal.SIGKILL)
+                killed = True
+            return enough(row)
+
+        result = await run_until(run, look)
+    assert_nothing_is_lost(result, config)
+    first, second = messages(result, Lost)
+    assert "was ended by SIGKILL" in first.why
+    assert "If nobody killed it, the machine ran out of memory" in first.why
+    assert "it could not be started again: not ready after server.start_timeout_s = 2 s" in second.why
+    assert "loading shards" in second.why
+
+
+async def test_a_server_without_memory_says_what_to_do(make_config: Make) -> None:
+    said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    script = f"echo '{said}' >&2; seq 60 >&2; exit 1"  # the words stand above a long traceback
+    async with asyncio.timeout(15):
+        with pytest.raises(LaunchError, match=r"(?s)exit code 1.*It ran out of memory: .*server\.gpu_memory"):
+            async with Controller(make_config(*LONG), recipes=starting(scripted(), script)) as run:
+                await run.run()
