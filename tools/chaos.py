@@ -16,9 +16,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
+
 from areal_async.testing import chaos
 from areal_async.testing.crash import PLACES, Point
-from areal_async.testing.kill_points import RUNS, KillPoints, Outcome
+from areal_async.testing.kill_points import RUNS, KillPoint, KillPoints, Outcome
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     kills.add_argument("--points", type=int, default=26, help="how many (default: two at each place)")
     kills.add_argument("--first", type=int, default=0, help="number of the first one")
     kills.add_argument("--point", type=int, help="this one alone")
+    kills.add_argument("--again", help="exactly this one, as it is printed where something was wrong")
     kills.add_argument("--seed", type=int, default=0)
     kills.add_argument("--jobs", type=int, default=1, help="points at the same time")
     kills.add_argument("--only", action="append", choices=list(PLACES), default=[], help="this place; may be repeated")
@@ -48,8 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def do_kills(arguments: argparse.Namespace) -> int:
     """A table of places; the points where something was wrong, with how to repeat each."""
     numbers = range(arguments.first, arguments.first + arguments.points)
-    if arguments.point is not None:
-        numbers = range(arguments.point, arguments.point + 1)
+    again = msgspec.json.decode(arguments.again, type=KillPoint) if arguments.again else None
+    if arguments.point is not None or again is not None:
+        numbers = range(again.number if again else arguments.point, 1 + (again.number if again else arguments.point))
     begun = time.monotonic()
     with folder_for_runs() as root:
         shared = set(os.listdir("/dev/shm"))
@@ -58,14 +62,14 @@ def do_kills(arguments: argparse.Namespace) -> int:
         def try_one(number: int) -> Outcome | None:
             if time.monotonic() - begun > arguments.seconds:
                 return None
-            return points.try_point(points.point(number))
+            return points.try_point(again or points.point(number))
 
         outcomes: list[Outcome] = []
         with ThreadPoolExecutor(arguments.jobs) as pool:
             for outcome in pool.map(try_one, numbers):
                 if outcome is not None:
                     outcomes.append(outcome)
-                    _tell(outcome, arguments)
+                    _tell(outcome)
         left = sorted(set(os.listdir("/dev/shm")) - shared)
     print(_table(outcomes))
     if len(outcomes) < len(numbers):
@@ -112,15 +116,14 @@ def folder_for_runs() -> Iterator[Path]:
             root.rmdir()
 
 
-def _tell(outcome: Outcome, arguments: argparse.Namespace) -> None:
+def _tell(outcome: Outcome) -> None:
     point = outcome.point
-    only = "".join(f" --only '{place}'" for place in arguments.only)
     deaths = ", then ".join(_words(death) for death in outcome.deaths) or "nowhere"
     run = RUNS[point.run]
     words = f"point {point.number}: η {run.eta}, {run.ranks} rank(s), died {deaths}, {outcome.seconds:.1f} s"
     print(f"{'WRONG ' if outcome.wrong else ''}{words}", flush=True)
     if outcome.wrong:
-        print(f"  again: tools/chaos.py kills --seed {arguments.seed}{only} --point {point.number}")
+        print(f"  again: tools/chaos.py kills --again '{msgspec.json.encode(point).decode()}'")
         print(f"  see {outcome.folder}")
         print("".join(f"  {line}\n" for why in outcome.wrong for line in why.splitlines()), end="", flush=True)
 

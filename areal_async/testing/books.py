@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from areal_async.audit.auditor import audit
 from areal_async.log.reader import read_records
 from areal_async.messages import (
     AnyRecord,
@@ -234,6 +235,14 @@ def nothing_lost(run_dir: Path, lines: list[Line], wanted: Wanted) -> Iterator[s
     for position, group in newest.items():
         if group not in trained and group in floors and floors[group] + wanted.eta < wanted.steps:
             yield f"group {group} (position {position}, floor {floors[group]}) was never trained"
+
+
+def audited(run_dir: Path) -> Iterator[str]:
+    """What `areal-async audit --payloads` finds in the log."""
+    report = audit(run_dir / "log", payloads=True)
+    if not report.proven:
+        yield from (f"audit: {finding}" for finding in report.findings[:5])
+        yield from (f"audit: {words}" for words in (report.torn, report.corrupt) if words)
 
 
 def ages_by_log(run_dir: Path, wanted: Wanted) -> Iterator[str]:

@@ -57,11 +57,13 @@ STEP_S: Final = 0.05
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a seed. schedule: its faults. wrong: in words; nothing where all went well. shortest: the part of
+    """What became of a seed. schedule: its faults. came: how many of them did (a moment may not come, when an earlier
+    fault has ended the process that it is about). wrong: in words; nothing where all went well. shortest: the part of
     the schedule that is still wrong, where it was looked for. folder: of the run, kept where something was wrong."""
 
     seed: int
     schedule: tuple[Fault, ...]
+    came: int
     wrong: tuple[str, ...]
     seconds: float
     shortest: tuple[Fault, ...] | None = None
@@ -70,7 +72,7 @@ class Report:
     def __str__(self) -> str:
         head = f"seed {self.seed}: {'; '.join(map(str, self.schedule)) or 'no faults'}: "
         if not self.wrong:
-            return f"{head}all well, {self.seconds:.1f} s"
+            return f"{head}all well, {self.came} of them came, {self.seconds:.1f} s"
         lines = [f"{head}WRONG", *self.wrong]
         if self.shortest is not None:
             lines.append(f"the shortest that fails: tools/chaos.py run --schedule '{written(self.shortest)}'")
@@ -89,16 +91,16 @@ def chaos(
     are made. shortest: if something is, look for the shortest schedule for which something is, too."""
     chosen = tuple(draw(seed, faults) if schedule is None else schedule)
     begun = time.monotonic()
-    wrong, kept = play(chosen, folder)
+    played = play(chosen, folder)
     seconds = time.monotonic() - begun
     short = None
-    if wrong and shortest:
+    if played.wrong and shortest:
 
         def fails(part: Sequence[Fault]) -> bool:
-            return bool(wrong) if tuple(part) == chosen else bool(play(part, folder)[0])
+            return len(part) == len(chosen) or bool(play(part, folder).wrong)
 
         short = tuple(shrink(chosen, fails))
-    return Report(seed, chosen, tuple(wrong), seconds, short, kept)
+    return Report(seed, chosen, played.came, played.wrong, seconds, short, played.folder)
 
 
 def draw(seed: int, faults: int) -> list[Fault]:
@@ -129,8 +131,17 @@ def _draw_one(source: random.Random) -> Fault:
     return Fault(after, source.randint(1, EVENTS[after]), do, whom)
 
 
-def play(schedule: Sequence[Fault], parent: Path) -> tuple[list[str], Path | None]:
-    """A run that meets these faults, controller after controller until it ends. What is wrong, and then its folder."""
+@dataclass(frozen=True)
+class Played:
+    """A run that met faults; as in `Report`."""
+
+    came: int
+    wrong: tuple[str, ...]
+    folder: Path | None
+
+
+def play(schedule: Sequence[Fault], parent: Path) -> Played:
+    """A run that meets these faults, controller after controller until it ends."""
     folder = Path(tempfile.mkdtemp(prefix="c-", dir=parent))
     overrides = (f"train.ranks={WANTED.ranks}", f"rollout.max_staleness={WANTED.eta}", f"train.steps={WANTED.steps}")
     life = Life(
@@ -145,9 +156,11 @@ def play(schedule: Sequence[Fault], parent: Path) -> tuple[list[str], Path | Non
         orders=_orders(schedule),
     )
     wrong = _live(life) or _wrong(life)
+    ordered = sum(fault.after == "request" for fault in schedule)  # those the servers know by themselves
+    came = len(Journal(folder / "journal").done) + ordered
     if not wrong:
         shutil.rmtree(folder)
-    return wrong, folder if wrong else None
+    return Played(came, tuple(wrong), folder if wrong else None)
 
 
 def _live(life: Life) -> list[str]:
@@ -181,6 +194,7 @@ def _wrong(life: Life) -> list[str]:
         *books.states_follow(lines),
         *books.order_of_data(lines, entries, WANTED),
         *books.nothing_lost(run_dir, lines, WANTED),
+        *books.audited(run_dir),
         *books.ages_by_log(run_dir, WANTED),
         *books.metrics_complete(run_dir, WANTED),
         *books.folder_tidy(run_dir, WANTED),

@@ -1,8 +1,9 @@
 """Controllers that are killed at many points, resumed, and killed again, with the books checked after each.
 
-What always holds: a point follows from its seed, its number and nothing else: which run (η, ranks), where its first
-controller dies, whether its second one does, and whether the third waits until all processes of the dead are gone. How
-often a place is passed is counted in a run that nobody kills, and in one that is resumed.
+What always holds: a point follows from its seed, its number and how often each place is passed: which run (η, ranks),
+where its first controller dies, whether its second one does, and whether the third waits until all processes of the
+dead are gone. Passes are counted in a run that nobody kills, and in one that is resumed; they differ a little from one
+time to the next, so a point that is to be tried again exactly is written down whole (`KillPoint`).
 """
 
 import contextlib
@@ -38,8 +39,7 @@ RUNS: Final = (
 )
 
 
-@dataclass(frozen=True)
-class KillPoint:
+class KillPoint(msgspec.Struct, frozen=True):
     """One of many. place: what it was drawn for. run: number in `RUNS`. first, second: where the controllers die;
     second: None where the resumed one lives. at_once: the next controller begins while processes of the dead one may
     still be ending."""
@@ -54,8 +54,9 @@ class KillPoint:
 
 @dataclass(frozen=True)
 class Outcome:
-    """deaths: where controllers really died. wrong: what isn't as it should be. gone_s: until all processes of a dead
-    controller were gone, the longest. folder: kept where something was wrong."""
+    """point: with the passes that really came, so that it can be tried again exactly. deaths: where controllers really
+    died. wrong: what isn't as it should be. gone_s: until all processes of a dead controller were gone, the longest.
+    folder: kept where something was wrong."""
 
     point: KillPoint
     deaths: tuple[Point, ...]
@@ -108,14 +109,12 @@ class KillPoints:
         begun = time.monotonic()
         folder = Path(tempfile.mkdtemp(prefix=f"k{point.number}-", dir=self._folder))
         trial = _Trial(folder, RUNS[point.run])
-        deaths = []
+        deaths: list[Point | None] = []
         try:
             for place in (point.first, point.second):
-                if place is not None:
-                    died = trial.die(place)
-                    deaths += [died] if died is not None else []
-                    if not point.at_once:
-                        trial.wait()
+                deaths.append(trial.die(place) if place is not None else None)
+                if not point.at_once:
+                    trial.wait()
             if not trial.ended:
                 trial.live(None)
             wrong = trial.wrong()
@@ -124,8 +123,11 @@ class KillPoints:
         wrong += trial.left()
         if not wrong:
             shutil.rmtree(folder)
+        if deaths and deaths[0] is not None:
+            point = msgspec.structs.replace(point, first=deaths[0], second=deaths[1] if len(deaths) > 1 else None)
+        died = tuple(place for place in deaths if place is not None)
         seconds = time.monotonic() - begun
-        return Outcome(point, tuple(deaths), tuple(wrong), seconds, trial.gone_s, folder if wrong else None)
+        return Outcome(point, died, tuple(wrong), seconds, trial.gone_s, folder if wrong else None)
 
 
 class StoppedMoving(Exception):
@@ -218,6 +220,7 @@ class _Trial:
             *books.asked_once(entries),
             *books.ages_by_servers(lines, entries, wanted),
             *books.nothing_lost(run_dir, lines, wanted),
+            *books.audited(run_dir),
             *books.ages_by_log(run_dir, wanted),
             *books.metrics_complete(run_dir, wanted),
             *books.folder_tidy(run_dir, wanted),

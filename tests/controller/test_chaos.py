@@ -46,8 +46,8 @@ def test_a_failing_seed_is_told_with_the_shortest_schedule(monkeypatch: pytest.M
     schedule = chaos.draw(3, 8)
     bad = [schedule[2], schedule[5]]
 
-    def play(part: Sequence[Fault], parent: Path) -> tuple[list[str], Path | None]:
-        return (["sample 3.1 was lost"], parent) if set(bad) <= set(part) else ([], None)
+    def play(part: Sequence[Fault], parent: Path) -> chaos.Played:
+        return chaos.Played(len(part), ("sample 3.1 was lost",) if set(bad) <= set(part) else (), parent)
 
     monkeypatch.setattr(chaos, "play", play)
     report = chaos.chaos(3, faults=8, folder=tmp_path, shortest=True)
@@ -72,3 +72,4 @@ def test_a_seed_always_draws_the_same_and_seeds_differ() -> None:
 def test_a_run_survives_the_faults_of_a_seed(tmp_path: Path, seed: int) -> None:
     report = chaos.chaos(seed, faults=3, folder=tmp_path)
     assert not report.wrong, report
+    assert report.came

@@ -94,3 +94,17 @@ def test_a_trap_comes_once(tmp_path: Path) -> None:
     trap = Trap(None)
     assert not any(trap.comes("record") for _ in range(5))
     assert trap.counts == {"record": 5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(0, len(PLACES), 2))
+def test_nothing_is_lost_or_trained_twice(number: int, points: KillPoints) -> None:
+    """A few of many: `tools/chaos.py kills`."""
+    outcome = points.try_point(points.point(number))
+    assert not outcome.wrong, f"{outcome.point}\n" + "\n".join(outcome.wrong)
+    assert outcome.deaths
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory: pytest.TempPathFactory) -> KillPoints:
+    return KillPoints(0, tmp_path_factory.mktemp("k"))
