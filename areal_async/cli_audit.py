@@ -72,8 +72,9 @@ def show(report: "Report", console: "Console", path: Path) -> None:
     """For people: one page, findings last."""
     from rich.markup import escape
 
-    _tables(report, console)
-    _steps(report, console)
+    if report.records:
+        _tables(report, console)
+        _steps(report, console)
     for back in report.backs:
         who = "resumed" if back.resumed else "the trainer was lost"
         why = back.why.partition("\n")[0]
@@ -96,13 +97,13 @@ def show(report: "Report", console: "Console", path: Path) -> None:
 def _tables(report: "Report", console: "Console") -> None:
     from rich.table import Table
 
-    prompts, ends = report.prompts, tuple(report.groups)
+    prompts = report.prompts
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("")
-    for end in ends:
-        table.add_column(end, justify="right")
-    table.add_row("groups", *(str(report.groups[end]) for end in ends))
-    table.add_row("samples", *(str(report.samples[end]) for end in ends))
+    table.add_column("groups", justify="right")
+    table.add_column("samples", justify="right")
+    for end, count in report.groups.items():
+        table.add_row(end, str(count), str(report.samples[end]))
     console.print(table)
     rows = f"{prompts.rows} rows, each {_span(prompts.read_least, prompts.read_most)} times" if prompts.rows else "none"
     ended = "" if prompts.ended is None else f"; the data ended at {prompts.ended}"

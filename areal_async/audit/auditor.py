@@ -210,6 +210,8 @@ class Auditor:
                 self.findings.add(f"missing.{what}", f"{_OWED[what]} {about}", f"{text}; nothing follows")
         books.owed.clear()
         self._groups.settle()
+        if not cut and not self._stop_asked and self._steps.waits_for_nothing:
+            self.findings.add("step.late", f"step {books.version}", "its groups are there, and it isn't trained")
 
     # ------------------------------------------------------------------------------ what concerns more than one of them
 

@@ -371,6 +371,15 @@ class Steps:
         return self._books.step
 
     @property
+    def waits_for_nothing(self) -> bool:
+        """Whether the next step could be trained, and nothing allows to put it off."""
+        books = self._books
+        if self.state != "idle" or books.version >= books.rules.steps:
+            return False
+        waits = books.rules.when_older == "wait"
+        return books.version in self.plans or (not waits and len(books.ready) >= books.rules.batch_groups)
+
+    @property
     def can_go_back(self) -> bool:
         return bool(self.checkpoints) or self.released_before <= (self.first or 0)
 
