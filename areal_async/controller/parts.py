@@ -386,6 +386,8 @@ class Parts:
                 self._evaluations.lost(event.id)
         elif isinstance(event, Lost) and event.peer == "rewards":
             logger.warning("reward worker %s is lost: %s", event.id, event.why)
+        elif isinstance(event, Lost):
+            logger.warning("the trainer is lost: %s", event.why)
         if isinstance(event, RolledBack) and self._past is not None and event.resumed is not None:
             kept = resuming.kept_in_words(self._core, event.to, commands)
             logger.info("%s; %s", self._past.in_words, kept)

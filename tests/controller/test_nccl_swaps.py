@@ -315,6 +315,26 @@ async def test_a_wave_waits_for_those_that_ask_a_moment_later(world: World) -> N
     assert [server.bodies[0]["rank_offset"] for server in (one, two)] == [1, 2], "in the order of the names"
 
 
+async def test_a_trainer_that_was_started_again_is_in_no_communicator(world: World) -> None:
+    """While it is away nothing is begun at the servers; when it is back, they all form a new one."""
+    servers = [await world.server(name) for name in ("0", "1")]
+    await world.publish(1)
+    assert all(isinstance(outcome, SwapTimes) for outcome in await world.swap(1))
+    world.life = None
+    for server in servers:
+        server.calls.clear()
+    for outcome in await world.swap(1):
+        assert isinstance(outcome, SwapFailed)
+        assert outcome.server_usable
+        assert "trainer rank 0 is not there" in str(outcome)
+    assert not any(server.calls for server in servers)
+    world.life = 2
+    await world.publish(2)
+    assert all(isinstance(outcome, SwapTimes) for outcome in await world.swap(2))
+    for server in servers:
+        assert "/init_weight_transfer_engine" in server.calls
+
+
 async def test_without_one_that_does_not_ask_and_with_it_again(world: World) -> None:
     one, two = await world.server("0"), await world.server("1")
     await world.publish(1)

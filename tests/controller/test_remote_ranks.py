@@ -1,6 +1,7 @@
 """Trainer ranks that come from elsewhere: the file that they need, who is missing, whole runs with scripted ones."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -18,7 +19,8 @@ from areal_async.cli import main
 from areal_async.config import Config
 from areal_async.controller import Controller
 from areal_async.controller.remote_ranks import advertised, remove_published, write_connection
-from areal_async.errors import LaunchError, WireError
+from areal_async.core import restarts
+from areal_async.errors import LaunchError, RunFailed, WireError
 from areal_async.messages import PROTOCOL, TrainerConnection
 from areal_async.testing.recipes import scripted
 from areal_async.testing.trainer import ScriptedRank
@@ -124,30 +126,74 @@ async def test_a_rank_too_many_is_told(make_config: Make, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-async def test_a_rank_that_is_killed_is_lost(
-    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_ranks_are_started_again_by_hand(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """One is killed: the others are told to end, and whoever starts them is told how to; one that comes with the file
+    of before is refused. The run goes on from the checkpoint."""
     monkeypatch.setattr(beats, "BEAT_S", 0.5)
     monkeypatch.setattr(beats, "LOST_AFTER_S", 3.0)
-    config = make_config(LISTEN, "train.ranks=2", "train.steps=1000")
+    monkeypatch.setattr(restarts, "FIRST_RESTART_S", 0.2)
+    config = make_config(LISTEN, "train.ranks=2", "train.steps=6", "checkpoint.every_steps=2")
+    books = tmp_path / "books.jsonl"
     program = (
         "import sys, pathlib, msgspec; from areal_async.messages import TrainerConnection as C;"
         "from areal_async.testing.trainer import ScriptedRank; p = pathlib.Path(sys.argv[1]);"
         "c = msgspec.json.decode(p.read_bytes(), type=C);"
         "ScriptedRank(1, 2, c.spec, 0.05, None).serve(c.address, c.secret, c.public_key)"
     )
-    with pytest.raises(Exception, match=r"trainer\.1 is dead or stands still"):  # noqa: PT012
-        async with Controller(config, recipes=scripted()) as run:
-            path, connection = await connection_of(config)
+    async with asyncio.timeout(60), Controller(config, recipes=scripted()) as run:
+        path, connection = await connection_of(config)
+        first = Hand(connection, 0, books)
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(path))
+        hands: list[Hand] = []
+
+        async def start_again() -> None:
+            await child.wait()
+            await first.ended()
+            assert first.error is None  # it was told to end
+            old = msgspec.json.decode(path.read_bytes(), type=TrainerConnection)
+            while old.spec.checkpoint == connection.spec.checkpoint:
+                await asyncio.sleep(0.05)
+                with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+                    old = msgspec.json.decode(path.read_bytes(), type=TrainerConnection)
+            late = Hand(connection, 0)
+            await late.ended()
+            assert "trainer.0 begins with version 0, but the run goes on from version 2" in str(late.error)
+            hands.extend(Hand(old, rank, books) for rank in (0, 1))
+
+        async with asyncio.TaskGroup() as group:
+            async for row in run.steps():
+                if row.step == 2 and child.returncode is None and not hands:
+                    child.kill()
+                    group.create_task(start_again())
+        for hand in hands:
+            await hand.ended()
+            assert hand.error is None
+        result = run.result()
+    assert result.reason == "steps_done"
+    assert result.model is not None
+    assert (result.model / "version").read_text() == "6"
+    assert "trainer.1 is dead or stands still" in caplog.text
+    assert "this run can't start ranks on other hosts" in caplog.text
+    assert f"worker trainer --connect {path}" in caplog.text
+    assert not path.exists(), "a secret outlived its run"
+
+
+@pytest.mark.slow
+async def test_ranks_that_nobody_starts_again_end_the_run(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "FIRST_RESTART_S", 0.1)
+    config = make_config(
+        LISTEN, "train.ranks=1", "train.steps=1000", "train.start_timeout_s=1.5", "train.max_restarts=1"
+    )
+    with pytest.raises(RunFailed, match=r"(?s)The last one: .*1 trainer rank\(s\) have not joined .*docs/nodes\.md"):  # noqa: PT012
+        async with asyncio.timeout(30), Controller(config, recipes=scripted()) as run:
+            _, connection = await connection_of(config)
             hand = Hand(connection, 0)
-            child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(path))
-            try:
-                async for row in run.steps():
-                    if row.step == 1:
-                        child.kill()
-            finally:
-                await child.wait()
-    await hand.ended()
+            async for row in run.steps():
+                if row.step == 1:
+                    run._parts._trainer.on_lost("trainer.0", "it was pulled out")
+                    await hand.ended()
 
 
 def test_where_others_connect_to() -> None:
