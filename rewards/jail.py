@@ -38,6 +38,9 @@ SYSTEM: Final = ("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libex
 LINKED: Final = ("/bin", "/lib", "/lib32", "/lib64")  # links into /usr, folders of their own on old systems
 CONFIGURED: Final = ("/etc/ld.so.cache", "/etc/alternatives")  # where the linker finds libraries
 
+PACKAGES: Final = "/packages"
+"""In the jail: by their own paths they would say where people's projects are, and be hidden if that is under /tmp."""
+
 INSTALL: Final = {
     "debian": "apt-get install bubblewrap",
     "ubuntu": "apt-get install bubblewrap",
@@ -74,6 +77,7 @@ def command(argv: Sequence[str], options: RewardOptions) -> list[str]:
         "--proc", "/proc", "--remount-ro", "/proc",
         "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
         "--size", size, "--tmpfs", "/tmp", "--chdir", "/tmp",
+        *_python(),  # after /tmp, under which it may lie
         "--remount-ro", "/",
         "--", *argv,
     ]  # fmt: skip
@@ -84,8 +88,14 @@ def interpreter() -> str:
     return os.path.realpath(sys.executable)
 
 
-def packages() -> list[str]:
-    """Folders of installed packages that are in the jail, for `PYTHONPATH` or `sys.path`."""
+def packages(options: RewardOptions) -> list[str]:
+    """Folders of installed packages, by the paths that they have where `command` runs, for `sys.path`."""
+    if options.sandbox == "rlimits":
+        return _installed()
+    return [f"{PACKAGES}/{number}" for number in range(len(_installed()))]
+
+
+def _installed() -> list[str]:
     folders = [os.path.realpath(path) for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
 
@@ -134,12 +144,17 @@ def _files() -> Iterator[str]:
             yield from ("--symlink", os.readlink(path), path)
         else:
             yield from _bound(path)
-    base = os.path.realpath(sys.base_prefix)
-    for path in (f"{base}/bin", f"{base}/lib", f"{base}/lib64", *packages()):
-        if not any(path == bound or path.startswith(f"{bound}/") for bound in SYSTEM):
-            yield from _bound(path)
+    for number, path in enumerate(_installed()):
+        yield from ("--ro-bind", path, f"{PACKAGES}/{number}")
     for path in CONFIGURED:
         yield from ("--ro-bind-try", path, path)
+
+
+def _python() -> Iterator[str]:
+    base = os.path.realpath(sys.base_prefix)
+    for path in (f"{base}/bin", f"{base}/lib", f"{base}/lib64"):
+        if not any(path == bound or path.startswith(f"{bound}/") for bound in SYSTEM):
+            yield from _bound(path)
 
 
 def _bound(path: str) -> Iterator[str]:

@@ -79,7 +79,7 @@ class Launcher:
         return cls(
             [shutil.which(program) or program, *arguments],  # found by this process's PATH, not by the jail's
             marshal.dumps(compile(source, "runner.py", "exec", dont_inherit=True)),
-            jail.packages(),
+            jail.packages(options),
             WRITABLE if held else (),
             not held,
             options.timeout_s * START_SHARE,

@@ -82,7 +82,7 @@ multiprocessing.Lock()
 open("notes", "w").write("in the working folder")
 print(os.getcwd(), open("/tmp/notes").read(), numpy.arange(3).sum())
 """
-    assert jailed(code, *jail.packages()) == "a thread\n/tmp in the working folder 3"
+    assert jailed(code, *jail.packages(OPTIONS)) == "a thread\n/tmp in the working folder 3"
 
 
 @pytest.mark.parametrize("family", ["tcp", "abstract"])

@@ -150,8 +150,10 @@ def test_cleaning_takes_time_by_the_length() -> None:
     ):
         seconds = []
         for length in (2_000, 16_000):
-            began = time.thread_time()
-            for _ in range(3):
+            tries = []
+            for _ in range(3):  # the shortest: a garbage collection of the whole test run is no part of it
+                began = time.thread_time()
                 clean("5 " + piece * (length // len(piece)))
-            seconds.append(time.thread_time() - began)
+                tries.append(time.thread_time() - began)
+            seconds.append(min(tries))
         assert seconds[1] < 32 * seconds[0] + 0.03, piece
