@@ -224,13 +224,12 @@ class Servers:
         if by_url < 0:
             client, child = await self._start_child(name)
             life = _Life(self.fleet.join(client), child)
-            watch = self._watch_child(life, child)
+            self._crew.start(self._watch_child(life, child), f"watch server {name}")
         else:
             client = await self._connect(name, self._config.rollout.urls[by_url])
             life = _Life(self.fleet.join(client), None)
-            watch = self._watch_health(life)
         self._lives[name], self.clients[name] = life, client
-        self._crew.start(watch, f"watch server {name}")
+        self._crew.start(self._watch_health(life), f"watch the health of server {name}")
         self._crew.start(self._watch_work(life), f"watch the work of server {name}")
 
     async def close(self) -> None:
@@ -282,12 +281,15 @@ class Servers:
         self._lose(life, explained(child, SERVER_MEMORY))
 
     async def _watch_health(self, life: _Life) -> None:
-        """Of a server that is no child of ours: looked at now and then, and at once when a request failed there."""
+        """Looked at once when a request failed there, and now and then if it is no child of ours. A child may live on
+        for long after its last answer: vLLM whose engine died says so, or takes no connection, until all has ended."""
         unwell, why = 0, ""
         while not life.live.gone.is_set() and unwell < UNWELL:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_AGAIN_S if unwell else WATCH_S):
                     await (life.live.gone if unwell else life.live.suspected).wait()
+            if life.child is not None and not unwell and not life.live.suspected.is_set():
+                continue
             life.live.suspected.clear()
             try:
                 await life.client.health(WATCH_DEADLINE_S)
@@ -295,7 +297,11 @@ class Servers:
                 unwell, why = unwell + 1, str(error)
             else:
                 unwell = 0
-        self._lose(life, why)
+        if life.child is None:
+            self._lose(life, why)
+        elif life.child.is_running and not life.live.gone.is_set():  # else its end is told, with the cause
+            self._lose(life, f"{why}. {life.child.why()}")
+            await life.close()
 
     async def _watch_work(self, life: _Life) -> None:
         """Of a server that lives: whether anything comes of its requests."""
