@@ -133,6 +133,17 @@ def test_a_full_disk_leaves_the_last_status_and_the_run_alone(
     assert after.at == 2.0
 
 
+def test_a_run_on_another_host_may_live_whoever_has_its_pid_here(make_config: Make, tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "log", make_config().log.segment_bytes)
+    (tmp_path / "status.json").write_bytes(
+        msgspec.json.encode(msgspec.structs.replace(STATUS, host="node7", pid=os.getpid(), time=time.time()))
+    )
+    here = look(tmp_path)
+    log.close()
+    for seen in (here, look(tmp_path)):
+        assert (seen.controller, seen.elsewhere, seen.end) == (None, "node7", "")
+
+
 def log_of(folder: Path, config: Config, *records: AnyRecord) -> None:
     log = RunLog(folder / "log", config.log.segment_bytes)
     for record in (config.rules, *records):
@@ -158,9 +169,11 @@ def test_the_end_is_in_the_log_where_nobody_told_it(
     (run / "status.json").write_bytes(
         msgspec.json.encode(msgspec.structs.replace(STATUS, host=os.uname().nodename, time=time.time()))
     )
-    (run / "checkpoints" / "step-2").mkdir(parents=True)
-    (run / "checkpoints" / "step-1").mkdir(parents=True)
-    (run / "checkpoints" / "step-1" / "COMPLETE").touch()
+    for step in (1, 2):
+        (run / "checkpoints" / f"step-{step}").mkdir(parents=True)
+    for number, name in enumerate(("step-1/COMPLETE", "step-2/rank-0")):  # the second is not complete
+        (run / "checkpoints" / name).touch()
+        os.utime(run / "checkpoints" / name, (number, number))
     assert main(["why", str(run)]) == 0
     said = capsys.readouterr().out
     assert words in said
