@@ -60,7 +60,6 @@ class Groups:
         while (
             ledger.in_flight + rules.group_size <= rules.max_concurrent
             and fleet.newest_open is not None
-            and not self._held_may_start()  # they come first
             and admission.capacity(fleet.newest_open, ledger.taken, rules) > 0
             and ledger.taken < rules.steps * rules.batch_groups  # more could never be trained
         ):

@@ -136,6 +136,7 @@ class World:
         self.failures: Counter[str] = Counter()  # attempts of samples
         self.held: set[str] = set()  # samples that ran when training went back, and have to start again
         self.step_of: dict[int, int] = {}  # group -> the step that trains it
+        self._due: bool | None = None  # whether a checkpoint is, at a publication
         self.log: list[tuple[AnyEvent, list[AnyCommand]]] = []
         self.send(Woke(at=0.0))
         self._servers = [f"server{i}" for i in range(servers)]
@@ -176,6 +177,10 @@ class World:
         if isinstance(event, StepDone | CheckpointDone) or len(self.log) % 64 == 0:  # it looks at every sample
             self._check_released()
         self._check_held()
+        if self._due is not None:
+            asked = any(isinstance(command, Checkpoint) for command in commands)
+            hold(asked == self._due or self.end is not None, f"checkpoint of {self.trained}: {asked}, due: {self._due}")
+            self._due = None
         if self.instant_checkpoints and self.end is None:
             self.settle("checkpoint")
         return commands
@@ -516,6 +521,8 @@ class World:
     def _finish(self, command: Finish) -> None:
         last = self.stopping or not self.rules.eval_every or self.stranded
         hold(last or self.evaluations.evaluated == self.trained, "the last version was not evaluated")
+        safe = self.trainer.works_since is None or not self.checkpoints.is_due(self.trained, self.clock, stops=True)
+        hold(command.reason != "stopped" or safe, "stops without a checkpoint")
         self.end = command
 
     def _check_due(self, at: float) -> None:
@@ -558,7 +565,9 @@ class World:
         branch, version = server.holds
         book = self.groups[group_of(command.sample)]
         hold(command.sample not in self.done, f"{command.sample} is generated again")
-        self.held.discard(command.sample)
+        if command.sample in self.held:
+            self.held.discard(command.sample)
+            hold(self.in_flight <= self.rules.max_concurrent, f"{self.in_flight} samples in flight")
         if self.holders(command.floor):
             hold(branch != -1, "placed on a server that was lost, another is there")
             hold(branch == self.branch, "placed on a server of an older branch")
@@ -688,12 +697,14 @@ class World:
                 others = self.checkpoints.kept[-(self.rules.checkpoint_keep - 1) :]
                 keep = tuple(others) if self.rules.checkpoint_keep > 1 else ()
                 self.checkpoints.done(Checkpoint(version=version, branch=self.branch, keep=keep), event.at)
-            case Lost(peer="trainer"):
+            case Lost(peer="trainer") | Failed(of="train" | "publish"):
                 self.trainer.lose_at(event.at, self.trained)
+                self.published = None  # it went with its processes
             case Joined(peer="trainer"):
                 self.trainer.works_since = self.checkpoints.last_at = event.at
             case Published(version=version, branch=branch) if branch == self.branch:
                 self.published = (branch, version)
+                self._due = self.checkpoints.is_due(version, event.at, stops=self.stopping)
             case Swapped(server=server, version=version, branch=branch):
                 self.servers[server].swap(branch, version, event.at)
             case Failed(of="swap", id=server):
@@ -706,8 +717,6 @@ class World:
                 self.workers.setdefault(name, Book(self.rules.max_worker_restarts)).works_since = event.at
             case Joined(peer="server", id=name):
                 self.servers.setdefault(name, ServerBook(self.rules.max_restarts))
-            case Failed(of="train" | "publish"):
-                self.trainer.lose_at(event.at, self.trained)
             case EvaluationDone(version=version):
                 self.evaluations.done(version)
             case Failed(of="evaluation"):
