@@ -70,7 +70,7 @@ NO_RULES: Final = Rules(
     max_tokens_per_microbatch=1,
     max_new_tokens=1,
 )  # of a log that ends before its first record
-_OWED: Final = {"start": "sample", "score": "sample", "cancel": "sample", "fail": "sample", "publish": "version"}
+_OWED: Final = {"start": "sample", "score": "sample", "cancel": "sample", "fail": "the run:", "publish": "version"}
 CHANGEABLE: Final = frozenset(
     {
         *("ranks", "max_tokens_per_microbatch", "steps", "retries", "max_failures", "nan_budget", "max_restarts"),
@@ -189,7 +189,7 @@ class Auditor:
         if self._end and not resumed:
             self._after_end += 1  # it was under way when the run ended; nobody looks at it
             return
-        self._settle(cut=resumed)
+        self._settle()
         if (handler := self._handlers.get(type(event))) is not None:
             handler(event)
 
@@ -200,17 +200,16 @@ class Auditor:
         if (handler := self._handlers.get(type(command))) is not None:
             handler(command)
 
-    def _settle(self, *, cut: bool) -> None:
-        """The commands of the event before are all there. cut: they need not be, a controller ended there."""
+    def _settle(self) -> None:
+        """The commands of the event before are all there: a resume, too, writes first what an end has cut off."""
         books = self._books
         if books is None:
             return
-        if books.owed and not cut:
-            for (what, about), text in books.owed.items():
-                self.findings.add(f"missing.{what}", f"{_OWED[what]} {about}", f"{text}; nothing follows")
+        for (what, about), text in books.owed.items():
+            self.findings.add(f"missing.{what}", f"{_OWED[what]} {about}", f"{text}; nothing follows")
         books.owed.clear()
         self._groups.settle()
-        if not cut and not self._stop_asked and self._steps.waits_for_nothing:
+        if not self._stop_asked and self._steps.waits_for_nothing:
             self.findings.add("step.late", f"step {books.version}", "its groups are there, and it isn't trained")
 
     # ------------------------------------------------------------------------------ what concerns more than one of them

@@ -34,7 +34,7 @@ class Groups:
         self._stopped: dict[str, Group] = {}  # cancelled without a reason as yet: only the end of the run is one
         self._ended: dict[str, int] = {}  # samples that ran when training just went back, and their attempts
         self._unsure: Group | None = None  # its prompt was just read, and it may be over already
-        self.refused = 0
+        self._failures = 0
 
     # ------------------------------------------------------------------------------------------------- a group begins
 
@@ -82,7 +82,6 @@ class Groups:
         """Its prompt can't be used."""
         group = self._find(int(event.id))
         if group is not None:
-            self.refused += 1
             self._end(group, FAILED)
 
     def start(self, command: StartSample) -> None:
@@ -138,7 +137,9 @@ class Groups:
             return
         name, rules = event.sample, self._books.rules
         if event.loss_tokens and group.floor is not None and event.oldest < group.floor:
-            self._owed["fail", name] = f"it has a token of version {event.oldest}, below its floor {group.floor}"
+            self._owed["fail", f"sample {name}"] = (
+                f"it has a token of version {event.oldest}, below its floor {group.floor}"
+            )
         if event.newest < event.oldest or event.newest > max(self._servers.newest_told, event.oldest):
             self._add(
                 "sample.version",
@@ -226,6 +227,11 @@ class Groups:
             if sample.state in ("running", "scoring"):
                 self._owed["cancel", name] = f"its group is over ({self._books.fate_of(group.id)})"
         self._books.end(group, fate)
+        if fate == FAILED:
+            self._failures += 1
+            if self._failures > self._books.rules.max_failures:
+                text = f"{self._failures} groups failed, rollout.max_failures is {self._books.rules.max_failures}"
+                self._owed["fail", f"group {group.id}"] = text
 
     def drop_late(self, step: int) -> None:
         """After a step before this one was handed over, where groups are dropped: those that no step may train now.

@@ -52,7 +52,7 @@ class Plan:
 class Steps:
     """state: starting, joined, publishing, idle, training, stepped (it has trained), checkpointing, lost. checkpoints:
     kept, complete, of the surviving history. dead_steps: of each branch, how many were done and are in no surviving
-    history. made: checkpoints in all. skipped: steps whose update was left out."""
+    history. made: checkpoints in all."""
 
     def __init__(self, books: Books, servers: Servers) -> None:
         self._books = books
@@ -68,7 +68,7 @@ class Steps:
         self.released_before = 0  # steps below it had samples that were released
         self.dead_steps: dict[int, int] = {}
         self.made = 0
-        self.skipped = 0
+        self._skipped: list[int] = []  # steps of the surviving history whose update was left out
 
     # ----------------------------------------------------------------------------------------------------- the trainer
 
@@ -263,9 +263,14 @@ class Steps:
             self._add("step.untold", about, f"{text} branch {self.branch}")
             return
         books.version += 1
-        self.skipped += bool(event.skipped)
         self.state = "stepped"
-        books.owe("publish", str(books.version), f"{about} is done")
+        if event.skipped:
+            self._skipped.append(event.step)
+        if len(self._skipped) > books.rules.nan_budget:
+            text = f"{len(self._skipped)} updates were left out, train.nan_budget is {books.rules.nan_budget}"
+            books.owe("fail", about, text)
+        else:
+            books.owe("publish", str(books.version), f"{about} is done")
 
     # ------------------------------------------------------------------------------------------ checkpoints, going back
 
@@ -314,6 +319,7 @@ class Steps:
         self.dead_steps[self.branch] = max(books.version - to, 0)
         self.checkpoints = [version for version in self.checkpoints if version <= to]
         self._asked.clear()
+        self._skipped = [step for step in self._skipped if step < to]
         self._restarts_with = None
         self.branch += 1
         books.version = to
