@@ -230,7 +230,7 @@ class Trainer(Restarted):
         """Its processes have ended, or nothing is heard of them."""
         if self.restart_at is not None or event.at < self.since:
             return []  # told again
-        return self._lose(event.at, f"{event.id} is gone at step {self._ledger.step}: {event.why}")
+        return self._lose(event.at, event.why)
 
     def failed(self, event: Failed) -> list[Fail]:
         """A step or a publication could not be done. Some ranks may have done their part of it and others not, so none
@@ -238,15 +238,15 @@ class Trainer(Restarted):
         doing = {"train": "training", "publish": "publishing"}[event.of]
         if self.state != doing or event.id != str(self.version) or event.at < self.since:
             return []
-        return self._lose(event.at, f"{event.of} {event.id} failed at step {self._ledger.step}: {event.why}")
+        return self._lose(event.at, f"{event.of} {event.id} failed: {event.why}")
 
     def _lose(self, at: float, why: str) -> list[Fail]:
         """It is to be started again after a while, or the run ends: it was lost too often, or no checkpoints are made.
         (Its restarts are forgotten only if it got further than ever: one that always ends at the same step may need
         longer to get there than it takes to forget.)"""
         if not self.makes_checkpoints:
-            return [Fail(why=f"{why}\n{self.story()}")]
-        self.first_loss = self.first_loss or f"at {at:.1f} s: {why}"
+            return [Fail(why=f"the trainer is gone at step {self._ledger.step}: {why}\n{self.story()}")]
+        self.first_loss = self.first_loss or f"at {at:.1f} s, version {self.version}: {why}"
         if self.version > self._lost_version:
             self.forgive(at)
         self._lost_version = max(self.version, self._lost_version)

@@ -273,7 +273,7 @@ def test_what_the_run_needs_and_fails_ends_it(of: str, id: str) -> None:
         world.settle(kind)
     world.send(Failed(at=world.tick(), of=of, id=id, why="no"))  # type: ignore[arg-type]
     assert isinstance(world.end, Fail)
-    assert f"{of} {id} failed at step" in world.end.why
+    assert f"the trainer is gone at step {world.core.step}: {of} {id} failed" in world.end.why
 
 
 def test_a_refused_prompt_counts_as_a_failure_and_frees_its_place() -> None:
