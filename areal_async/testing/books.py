@@ -188,10 +188,15 @@ def order_of_data(lines: list[Line], entries: list[Entry], wanted: Wanted) -> It
 
 
 def not_generated_again(server_book: Path, moments: Iterable[Moment]) -> Iterator[str]:
-    """No request for a sample that had its reward when a controller died."""
+    """No request for a sample that had its reward when a controller died, nor for its prompt in another group's name
+    (a small run asks each row once)."""
+    row_asked = {group_of(sample_asked(entry)): row_of(entry.prompt) for entry in read_servers(server_book)}
     for number, then in enumerate(moments):
-        again = {sample_asked(entry) for entry in read_servers(server_book, then.asked)} & then.graded
-        if again:
+        later = {sample_asked(entry) for entry in read_servers(server_book, then.asked)}
+        graded = {group_of(sample) for sample in then.graded}
+        rows = {row_asked[group] for group in graded if group in row_asked}
+        renamed = {other for other in later if group_of(other) not in graded and row_asked[group_of(other)] in rows}
+        if again := (later & then.graded) | renamed:
             yield f"graded when controller {number} died, and generated again: {', '.join(sorted(again))}"
 
 

@@ -19,7 +19,9 @@ from areal_async import process_tree
 from areal_async.testing.crash import Life
 
 MARK: Final = "AREAL_ASYNC_LIFE"
-LIFE_S: Final = 60.0  # a small run that takes longer has stopped moving
+LIFE_S: Final = (
+    120.0  # of seconds on a machine with nothing else to do: a small run that takes longer has stopped moving
+)
 GONE_S: Final = 10.0  # after the controller's end all of its processes are gone
 LOOK_S: Final = 0.05
 

@@ -15,6 +15,7 @@ from areal_async.testing import books
 from areal_async.testing.books import Line, Wanted
 from areal_async.testing.crash import PLACES, Trap, record_borders
 from areal_async.testing.kill_points import KillPoints
+from areal_async.testing.small_run import prompt_of
 from areal_async.testing.vllm_server import Entry as Asked
 
 WANTED = Wanted(steps=2, batch_groups=1, group_size=1, ranks=1, eta=1, seed=0)
@@ -63,13 +64,18 @@ def test_a_branch_that_began_with_other_weights_shows() -> None:
 
 
 def test_a_graded_sample_that_is_asked_again_shows(tmp_path: Path) -> None:
+    """Under its own name, or its prompt in another group's."""
     book = tmp_path / "servers.jsonl"
-    asked = [Asked("server-0", "0", request, [1], 4, 0) for request in ("0.0-0-0", "0.1-0-0", "0.1-1-0", "0.0-1-0")]
-    data = [msgspec.json.encode(entry) + b"\n" for entry in asked]
-    book.write_bytes(b"".join(data))
+    prompts = [[ord(char) - 33 for char in prompt_of(row)] for row in (4, 5)]
+    asked = [("0.0-0-0", 0), ("1.0-0-0", 1), ("1.0-1-0", 1), ("0.1-0-0", 0), ("0.0-1-0", 0), ("2.0-0-0", 0)]
+    data = [
+        msgspec.json.encode(Asked("server-0", "0", request, prompts[which], 4, 0)) + b"\n" for request, which in asked
+    ]
     then = books.Moment(frozenset({"0.0"}), len(data[0]) + len(data[1]))
-    assert list(books.not_generated_again(book, [then])) == ["graded when controller 0 died, and generated again: 0.0"]
-    assert list(books.not_generated_again(book, [dataclasses.replace(then, graded=frozenset({"0.2"}))])) == []
+    words = "graded when controller 0 died, and generated again: "
+    for lines, again in ((data[:4], ""), (data[:5], "0.0"), ([*data[:4], data[5]], "2.0")):
+        book.write_bytes(b"".join(lines))
+        assert list(books.not_generated_again(book, [then])) == ([words + again] if again else [])
 
 
 def test_a_torn_write_can_end_at_the_end_of_any_record_but_the_last() -> None:
