@@ -37,7 +37,7 @@ from areal_async.rollout.vllm_http import VllmClient
 logger = logging.getLogger("areal_async")
 
 HEALTH_POLL_S = 0.25  # a starting server doesn't answer at all; asking costs nothing
-WATCH_S = 2.0  # between looks at a server that is no child of ours; a failed request has it looked at once
+WATCH_S = 2.0  # between looks at a server's health; a failed request has it looked at once
 WATCH_AGAIN_S = 0.5  # after a look that found it unwell
 WATCH_DEADLINE_S = 10.0  # of a look: its process may be busy with thousands of answers
 UNWELL = 2  # looks in a row: one may have met a full queue
@@ -281,20 +281,19 @@ class Servers:
         self._lose(life, explained(child, SERVER_MEMORY))
 
     async def _watch_health(self, life: _Life) -> None:
-        """Looked at once when a request failed there, and now and then if it is no child of ours. A child may live on
-        for long after its last answer: vLLM whose engine died says so, or takes no connection, until all has ended."""
+        """Looked at now and then, and at once when a request failed there. A child, too: vLLM whose engine died refuses
+        connections and yet lives on for as long as somebody waits for it to answer, be it a swap."""
         unwell, why = 0, ""
         while not life.live.gone.is_set() and unwell < UNWELL:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_AGAIN_S if unwell else WATCH_S):
                     await (life.live.gone if unwell else life.live.suspected).wait()
-            if life.child is not None and not unwell and not life.live.suspected.is_set():
-                continue
             life.live.suspected.clear()
             try:
                 await life.client.health(WATCH_DEADLINE_S)
             except ServerError as error:
-                unwell, why = unwell + 1, str(error)
+                late = isinstance(error.__cause__, TimeoutError)  # a child that lives may be busy for long: see pulse
+                unwell, why = 0 if late and life.child is not None else unwell + 1, str(error)
             else:
                 unwell = 0
         if life.child is None:
