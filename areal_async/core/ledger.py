@@ -100,6 +100,11 @@ class Ledger:
         return self._counts["ready"]
 
     @property
+    def held(self) -> int:
+        """Samples that ran when training went back, and are to start again."""
+        return self._sample_counts["held"]
+
+    @property
     def taken(self) -> int:
         """Groups handed to training + groups outstanding: what Eq. 3 limits."""
         return self.step * self.rules.batch_groups + self.outstanding

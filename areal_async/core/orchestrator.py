@@ -28,7 +28,6 @@ from areal_async.messages import (
     StopRequested,
     Swapped,
     Version,
-    Woke,
 )
 
 
@@ -102,8 +101,6 @@ class Orchestrator:
                 return [*parts.evaluations.lost(event)]
             case Failed(of="evaluation"):
                 return [*parts.evaluations.failed(event)]
-            case Failed(of="checkpoint"):
-                parts.trainer.checkpoint_failed(event)
             case Failed():
                 return [*parts.trainer.failed(event)]
             case StepDone():
@@ -133,9 +130,7 @@ class Orchestrator:
                 parts.rewards.lost(event)
             case StopRequested():
                 parts.stopping = True
-            case Woke():
-                pass
-        return []
+        return []  # also for `Woke`
 
     def _go_on(self, at: float) -> list[AnyCommand]:
         """What has become possible: a step, the end, an evaluation, restarts, swaps, new groups."""
@@ -148,7 +143,6 @@ class Orchestrator:
         if stranded := endings.stranded(parts):
             return [stranded]
         late = parts.groups.stop_late(at) if train else []
-        lost = [*parts.trainer.wake(at), *parts.fleet.wake(at), *parts.rewards.wake(at)]
-        servers = [*parts.evaluations.begin(at), *parts.fleet.swaps(at)]
+        servers = [*parts.wake(at), *parts.evaluations.begin(at), *parts.fleet.swaps(at)]
         admitted = [*parts.groups.start_held(at), *parts.groups.admit(at)] if parts.rewards.workers else []
-        return [*train, *late, *lost, *servers, *admitted]
+        return [*train, *late, *servers, *admitted]

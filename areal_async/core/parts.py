@@ -12,7 +12,7 @@ from areal_async.core.lifecycle import Thing
 from areal_async.core.resuming import refusals
 from areal_async.core.trainer import Trainer
 from areal_async.core.workers import Workers
-from areal_async.messages import Rules
+from areal_async.messages import Restart, Rules
 
 
 class Parts:
@@ -37,6 +37,10 @@ class Parts:
         """Run clock from which one of them has something to do, if there is such a time."""
         times = (self.fleet.wakeup, self.rewards.wakeup, self.evaluations.wakeup, self.trainer.restart_at)
         return min((at for at in times if at is not None), default=None)
+
+    def wake(self, at: float) -> list[Restart]:
+        """Who was lost, and has waited for long enough, is started again."""
+        return [*self.trainer.wake(at), *self.fleet.wake(at), *self.rewards.wake(at)]
 
     def resume(self, rules: Rules) -> None:
         """A new controller goes on by these rules; servers, reward workers and ranks of before are gone.

@@ -234,7 +234,10 @@ class Trainer(Restarted):
 
     def failed(self, event: Failed) -> list[Fail]:
         """A step or a publication could not be done. Some ranks may have done their part of it and others not, so none
-        can be told to go on: it is a loss like any other."""
+        can be told to go on: it is a loss like any other. A checkpoint that could not be written changes nothing."""
+        if event.of == "checkpoint":
+            self.checkpoint_failed(event)
+            return []
         doing = {"train": "training", "publish": "publishing"}[event.of]
         if self.state != doing or event.id != str(self.version) or event.at < self.since:
             return []

@@ -36,7 +36,8 @@ class PeerView:
 
 @dataclass(frozen=True)
 class View:
-    """version, branch: of the trainer's weights. in_flight: samples with a place at a server. ready, outstanding:
+    """version, branch: of the trainer's weights. in_flight: samples with a place at a server. held: samples
+    that ran when training went back, and start again when a server holds their floor. ready, outstanding:
     groups. balance: as `Orchestrator.balance`. peers: the trainer, the servers and the reward workers that have
     joined."""
 
@@ -44,6 +45,7 @@ class View:
     version: Version
     branch: int
     in_flight: int
+    held: int
     ready: int
     outstanding: int
     balance: dict[str, int]
@@ -58,6 +60,7 @@ def view(parts: Parts) -> View:
         version=trainer.version,
         branch=trainer.branch,
         in_flight=ledger.in_flight,
+        held=ledger.held,
         ready=ledger.ready,
         outstanding=ledger.outstanding,
         balance=ledger.balance(),
