@@ -37,6 +37,7 @@ from areal_async.controller.turn import Turn
 from areal_async.core.orchestrator import Orchestrator
 from areal_async.errors import RunFailed
 from areal_async.launch.recipes import Recipes
+from areal_async.log.writer import RunLog
 from areal_async.messages import (
     AnyCommand,
     AnyEvent,
@@ -134,7 +135,7 @@ class Parts:
         self._begun = self._last_event - (0.0 if self._past is None else self._past.ended)
 
     def _open_log(self, root: Path, opened: ExitStack) -> None:
-        self._log = resuming.open_log(root / "log", self._config.log.segment_bytes)
+        self._log = RunLog(root / "log", self._config.log.segment_bytes)
         opened.callback(self._log.close)
         self._samples = Samples(self._log.get, self._prompts.at)
 

@@ -11,7 +11,6 @@ end has cut off are written first).
 
 import hashlib
 import logging
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -32,7 +31,6 @@ from areal_async.core.orchestrator import Orchestrator
 from areal_async.errors import ConfigError, IllegalTransition, LogError
 from areal_async.log import format as fmt
 from areal_async.log.reader import read_records
-from areal_async.log.writer import RunLog
 from areal_async.messages import (
     AnyCommand,
     AnyEvent,
@@ -44,7 +42,6 @@ from areal_async.messages import (
     Note,
     RolledBack,
     Rules,
-    SampleDone,
     Score,
     Version,
 )
@@ -114,25 +111,6 @@ def _digest_of_model(folder: Path) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------- the log read
-
-
-def open_log(folder: Path, segment_bytes: int) -> RunLog:
-    """The log in `folder`, for writing. After a loss of power it may tell of finished samples whose arrays are gone:
-    what it says from the first of those on is cut, for it can't be gone on with; it was never synced, so no complete
-    checkpoint is of later. Raises LogError."""
-    log = RunLog(folder, segment_bytes)
-    if not log.missing:
-        return log
-    path = folder / fmt.DECISIONS_NAME
-    first = min(
-        offset
-        for message, _, offset in read_records(folder)
-        if isinstance(message, SampleDone) and log.missing.get(message.sample) == message.attempt
-    )
-    log.close()
-    logger.warning("%s: cut at offset %d of %d, before the first of them", path, first, path.stat().st_size)
-    os.truncate(path, first)
-    return RunLog(folder, segment_bytes)
 
 
 @dataclass
@@ -296,11 +274,11 @@ def _in_words(past: Past, root: Path, version: Version, state: CheckpointState |
 def kept_in_words(core: Orchestrator, version: Version, commands: Sequence[AnyCommand]) -> str:
     """What of the run goes on. core, commands: after the resume was told to it."""
     view = core.view()
-    finished = view.balance["samples_outstanding"] - view.in_flight
+    finished = view.balance["samples_outstanding"] - view.held
     checked = sum(isinstance(command, Score) for command in commands)
     return (
         f"{core.step - version} step(s) are trained again; of the samples after them {finished} finished ones are kept "
-        f"({checked} are checked again), {view.in_flight} start again"
+        f"({checked} are checked again), {view.held} start again"
     )
 
 

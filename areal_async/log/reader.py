@@ -160,7 +160,7 @@ def find_torn_end(path: Path, kind: FileKind) -> Torn | None:
 
 def cut(torn: Torn) -> None:
     """Shorten the file by its torn end, and say so. Only who holds the folder's lock may do this."""
-    log.warning("%s; cut, nothing that was handled is lost", torn)
+    log.warning("%s; it was being written when the run was ended, and is cut", torn)
     os.truncate(torn.path, torn.offset)
 
 

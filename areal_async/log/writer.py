@@ -33,7 +33,6 @@ class RunLog:
     """The log in `folder` (made if it isn't there), open for writing; `close` it at the end.
 
     segment_bytes: a payload segment that has reached this size is followed by the next one.
-    missing: finished samples whose arrays were gone when it was opened, by their attempt.
     All methods belong to one thread. Raises LogError: another process writes there, or what is there is corrupt.
     """
 
@@ -46,7 +45,7 @@ class RunLog:
             opened.callback(os.close, _lock(folder))
             try:
                 recovered = recovery.recover(folder)
-                self._places, self.missing = recovered.places, recovered.missing
+                self._places = recovered.places
                 self._segment = Segment(folder, recovered.next)
                 self._places.open(recovered.next)
                 opened.callback(lambda: os.close(self._segment.fd))  # the one that is the last by then
@@ -84,7 +83,7 @@ class RunLog:
         return ref
 
     def has(self, sample: SampleId, attempt: int) -> bool:
-        """Whether `get` has the arrays. After a loss of power they may be gone though a record refers to them."""
+        """Whether `get` has the arrays."""
         return self._find(sample, attempt) is not None
 
     def get(self, sample: SampleId, attempt: int) -> list[Array]:

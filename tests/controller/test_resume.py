@@ -259,7 +259,7 @@ async def test_a_run_that_failed_goes_on_when_the_cause_is_gone(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_after_a_loss_of_power_arrays_may_be_gone_that_the_log_tells_of(lives: Lives) -> None:
-    killed(lives)
+    killed(lives, number=2)  # before a checkpoint: what one relies on was synced
     *_, last = (record for record in read_records(lives.run / "log") if isinstance(record.message, SampleDone))
     assert last.payload is not None
     os.truncate(fmt.payload_path(lives.run / "log", last.payload.segment), last.payload.offset + 20)

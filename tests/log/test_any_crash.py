@@ -124,20 +124,18 @@ def check(folder: Path, whole: Whole, sizes: dict[str, int], nothing_missing: bo
         assert [record.message for record in reader.read_records(folder, said.append)] == [r.message for r in kept]
         expected = [Torn(folder / fmt.DECISIONS_NAME, last_end, found - last_end)] if found > last_end else []
         assert said == expected
-    extra: list[AnyRecord] = [Woke(at=9.0)] if n else [RULES, Woke(at=9.0)]
-    released = {name for record in kept if isinstance(record.message, Release) for name in record.message.samples}
+    arrays_gone = [r for r in kept if isinstance(r.message, SampleDone) and not is_whole(folder, r, sizes)]
+    assert not (nothing_missing and arrays_gone)
+    kept, released = before_what_is_gone(kept, arrays_gone)
+    extra: list[AnyRecord] = [Woke(at=9.0)] if kept else [RULES, Woke(at=9.0)]
     with closing(RunLog(folder, SEGMENT)) as log:
         for record in whole.records:
             if not isinstance(record.message, SampleDone):
                 continue
-            sample, ref = record.message.sample, record.payload
-            assert ref is not None
-            is_whole = ref.offset + ref.nbytes <= sizes.get(fmt.payload_path(folder, ref.segment).name, 0)
-            assert log.has(sample, 0) == (is_whole and sample not in released), sample
+            sample = record.message.sample
+            assert log.has(sample, 0) == (is_whole(folder, record, sizes) and sample not in released), sample
             if log.has(sample, 0):
                 same(log.get(sample, 0), sample)
-            if nothing_missing and record in kept:
-                assert is_whole
         for record_ in extra:
             log.append(record_)
         ref = log.put("new", 0, arrays(30))
@@ -149,6 +147,26 @@ def check(folder: Path, whole: Whole, sizes: dict[str, int], nothing_missing: bo
     for record in after:  # a reference names the arrays that it named, or none
         if record.payload is not None and isinstance(record.message, SampleDone):
             check_reference(folder, record.message.sample, record.payload)
+
+
+def before_what_is_gone(
+    kept: list[reader.Record], arrays_gone: list[reader.Record]
+) -> tuple[list[reader.Record], set[str]]:
+    """The records before the first that needs arrays that aren't there, and the samples that they release."""
+    while True:
+        released = {name for r in kept if isinstance(r.message, Release) for name in r.message.samples}
+        needs = [r for r in arrays_gone if isinstance(r.message, SampleDone) and r.message.sample not in released]
+        cut = next((i for i, record in enumerate(kept) if record in needs), None)
+        if cut is None:
+            return kept, released
+        kept = kept[:cut]
+
+
+def is_whole(folder: Path, record: reader.Record, sizes: dict[str, int]) -> bool:
+    """The arrays that it refers to."""
+    ref = record.payload
+    assert ref is not None
+    return ref.offset + ref.nbytes <= sizes.get(fmt.payload_path(folder, ref.segment).name, 0)
 
 
 def check_reference(folder: Path, sample: str, ref: PayloadRef) -> None:

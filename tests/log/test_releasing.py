@@ -192,7 +192,8 @@ async def test_what_was_cancelled_is_kept_until_it_is_released(tmp_path: Path) -
     """A run that stops cancels what it is checking; a resume checks the same answers again."""
     log, _ = a_run(tmp_path, 7)
     with closing(log):
-        log.append(Cancel(sample="0.0", attempt=0))
+        for sample in names(range(3)):
+            log.append(Cancel(sample=sample, attempt=0))
         log.flush()
         await log.sync()
     with closing(RunLog(tmp_path, SEGMENT)) as log:
@@ -238,36 +239,79 @@ async def test_arrays_that_no_record_refers_to_are_not_kept(tmp_path: Path) -> N
 
 
 def test_samples_that_are_gone_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The decision log reached the disk, the end of the arrays didn't: those samples never finished."""
+    """The decision log reached the disk, the end of the arrays didn't: the log ends before the first of those samples,
+    and nothing after it counts."""
     log, refs = a_run(tmp_path, 5)
+    log.append(Release(samples=names([0])))
     log.close()
+    offsets = [record.offset for record in reader.read_records(tmp_path)]
+    size = (tmp_path / fmt.DECISIONS_NAME).stat().st_size
     path = fmt.payload_path(tmp_path, 2)
-    os.truncate(path, refs[4].offset + 30)
+    os.truncate(path, refs[3].offset + 30)
     caplog.set_level(logging.WARNING)
     with closing(RunLog(tmp_path, SEGMENT)) as log:
-        assert [log.has(f"{number}.0", 0) for number in range(5)] == [True] * 4 + [False]
-        assert f"{path}: torn end: the last 30 bytes, from offset {refs[4].offset} on" in caplog.text
-        assert f"{tmp_path}: the arrays of 1 finished samples are gone" in caplog.text
-        assert "sample 4.0, attempt 0" in caplog.text
-        again = finish(log, 4, attempt=1)
-        assert (again.segment, again.offset) != (refs[4].segment, refs[4].offset)
-    with pytest.raises(LogError, match="no whole payload"):
-        reader.read_payload(tmp_path, refs[4])
+        assert [log.has(f"{number}.0", 0) for number in range(5)] == [True] * 3 + [False] * 2
+        assert f"{path}: torn end: the last 30 bytes, from offset {refs[3].offset} on" in caplog.text
+        assert "took the arrays of 2 finished samples (sample 3.0, attempt 0; sample 4.0, attempt 0)" in caplog.text
+        assert f"cut at offset {offsets[4]} of {size}, before the record of the first of them" in caplog.text
+        assert [record.offset for record in reader.read_records(tmp_path)] == offsets[:4]
+        finish(log, 3)
     caplog.clear()
     with closing(RunLog(tmp_path, SEGMENT)) as log:
-        assert log.get("4.0", 1)[0][0] == 104
-    assert "are gone" not in caplog.text  # it was generated again
+        assert log.get("3.0", 0)[0][0] == 3
+    assert caplog.text == ""
+
+
+def test_an_older_segment_with_a_torn_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody refers to what is gone; it is cut, and said once."""
+    log, refs = a_run(tmp_path, 9)
+    carry_out(log, Release(samples=names([2])))
+    log.close()
+    path = fmt.payload_path(tmp_path, 1)
+    os.truncate(path, refs[2].offset + 30)
+    for said in (1, 0):
+        caplog.clear()
+        with closing(RunLog(tmp_path, SEGMENT)) as log:
+            assert log.get("1.0", 0)[0][0] == 1
+        assert caplog.text.count(f"{path}: torn end: the last 30 bytes, from offset {refs[2].offset} on") == said
+        assert path.stat().st_size == refs[2].offset
 
 
 def test_a_whole_segment_that_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its name never reached the disk. Its number isn't used again, or old references would name other arrays."""
+    """Its name never reached the disk."""
     log, _ = a_run(tmp_path, 5)
     log.close()
     fmt.payload_path(tmp_path, 2).unlink()
     with closing(RunLog(tmp_path, SEGMENT)) as log:
         assert [log.has(f"{number}.0", 0) for number in range(5)] == [True] * 3 + [False] * 2
-        assert log.put("5.0", 0, answer(5)).segment == 3
-    assert "sample 3.0, attempt 0; sample 4.0, attempt 0" in caplog.text
+    assert "(sample 3.0, attempt 0; sample 4.0, attempt 0)" in caplog.text
+
+
+async def test_a_number_is_not_used_again_while_a_record_has_it(tmp_path: Path) -> None:
+    """Or a reference to released arrays would name others."""
+    log, refs = a_run(tmp_path, 5)
+    carry_out(log, Release(samples=names(range(5))))
+    log.close()
+    for number in (1, 2):
+        fmt.payload_path(tmp_path, number).unlink()
+    with closing(RunLog(tmp_path, SEGMENT)) as log:
+        assert finish(log, 5).segment == 3
+    with pytest.raises(Released, match=r"sample 4\.0"):
+        reader.read_payload(tmp_path, refs[4])
+
+
+def test_arrays_that_a_checkpoint_relied_on_are_not_given_up(tmp_path: Path) -> None:
+    """Before a checkpoint all of the log is synced: it was no loss of power that took them."""
+    log, refs = a_run(tmp_path, 5)
+    log.append(CheckpointDone(at=2.0, version=8, branch=0, seconds=0.1, nbytes=9))
+    log.close()
+    path = tmp_path / fmt.DECISIONS_NAME
+    before = path.read_bytes()
+    fmt.payload_path(tmp_path, 1).unlink()
+    said = rf"payload-000001\.seg: the arrays of sample 0\.0, attempt 0 \(offset {refs[0].offset}, .* restore it"
+    with pytest.raises(LogError, match=said):
+        RunLog(tmp_path, SEGMENT)
+    assert path.read_bytes() == before
 
 
 # ----------------------------------------------------------------------------------------------------------- in general
