@@ -58,7 +58,6 @@ class Pulse:
     def rest(self) -> None:
         """It has other work, which has a deadline of its own: silence from here on counts anew."""
         self.silent_s = 0.0
-        self._seen = None
 
     def _stuck(self, running: int, seen: tuple[int, int]) -> str:
         if not running or seen != self._seen:

@@ -16,7 +16,7 @@ from areal_async.controller.metrics import StepRow
 from areal_async.errors import LaunchError, RunFailed
 from areal_async.launch.recipes import Command, Recipes
 from areal_async.log.reader import read_records
-from areal_async.messages import Failed, Joined, Lost, Note, Restart
+from areal_async.messages import Failed, Joined, Lost, Note, Restart, Swapped
 from areal_async.rollout import pulse, vllm_http
 from areal_async.rollout import session as sessions
 from areal_async.testing.recipes import scripted
@@ -120,6 +120,17 @@ async def test_a_slow_server_is_not_taken_for_a_stuck_one(make_config: Make, hur
         result = await run_until(run, lambda row: row.step >= 3)
     assert_nothing_is_lost(result, config)
     assert not messages(result, Lost)
+
+
+async def test_a_swap_that_takes_long_is_no_silence(make_config: Make, hurry: None) -> None:
+    """It has a deadline of its own."""
+    config = make_config(*LONG)
+    slow = [Order("/update_weights", Slow(2.5), skip=1)]
+    async with Controller(config, recipes=scripted(token_s=0.02, step_s=0.1, orders={"server-1": [slow]})) as run:
+        result = await run_until(run, lambda row: version_of(run, "1") > 1)
+    assert_nothing_is_lost(result, config)
+    assert not messages(result, Lost)
+    assert max(event.pause_s for event in messages(result, Swapped)) > 2.4
 
 
 async def test_errors_for_a_while_are_a_hiccup(make_config: Make, hurry: None) -> None:
