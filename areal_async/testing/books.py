@@ -12,11 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from areal_async.audit.auditor import audit
+from areal_async.controller.checkpoints import MARKER
 from areal_async.log.reader import read_records
 from areal_async.messages import (
     AnyRecord,
@@ -33,7 +34,6 @@ from areal_async.rollout.order import order
 from areal_async.testing.small_run import ROWS, row_of
 from areal_async.testing.vllm_server import Entry
 
-MARKER: Final = "COMPLETE"
 Read = TypeVar("Read", bound=msgspec.Struct)
 
 

@@ -24,6 +24,7 @@ import uvloop
 from areal_async import process_tree
 from areal_async.config_file import load_config
 from areal_async.controller import Controller
+from areal_async.controller.checkpoints import MARKER
 from areal_async.controller.parts import Parts
 from areal_async.controller.turn import Turn
 from areal_async.core.orchestrator import Orchestrator
@@ -49,12 +50,15 @@ PLACES: Final = {
     "answered": "a rank has answered a training step; with two ranks the other one may not have",
     "swap": "after one of the calls of a swap of weights: pause, start, update, finish, resume",
     "saving": "a rank was asked for its part of a checkpoint, or has answered",
-    "checkpoint": "before a file of a checkpoint is opened, renamed or removed: its data, its marker, older ones",
+    "checkpoint": "before a file of a checkpoint is opened, renamed or removed: its data, those of older ones",
+    "marker": "the data of a checkpoint are there; before its marker is written, or read or removed later",
+    "segment": "before a payload segment of the log is begun, or removed because nothing needs it any more",
     "start": "a process of the run has been started",
     "joined": "a server, a reward worker or the trainer is there, and the log doesn't know it",
     "reading": "while a resume reads the log, after one of its events",
     "going back": "a resume has decided where it goes on: before and after that is written",
 }
+SEGMENT_BYTES: Final = 3000  # so that a run of some hundred tokens has several
 SWAP_CALLS: Final = ("pause", "start_weight_update", "update_weights", "finish_weight_update", "resume")
 FILE_EVENTS: Final = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "shutil.rmtree")
 
@@ -114,7 +118,7 @@ def install(trap: Trap, run_dir: Path, *, resumed: bool) -> None:
     _ranks(trap)
     _swaps(trap)
     _starts(trap)
-    _checkpoint_files(trap, run_dir / "checkpoints")
+    _files(trap, run_dir)
     if resumed:
         _resume(trap)
 
@@ -216,23 +220,33 @@ def _starts(trap: Trap) -> None:
     Child.start = started  # type: ignore[method-assign]
 
 
-def _checkpoint_files(trap: Trap, folder: Path) -> None:
-    """`checkpoint`: Python tells of every file that is opened, renamed or removed, whoever does it in this process."""
-    inside = str(folder.absolute())
+def _files(trap: Trap, run_dir: Path) -> None:
+    """`checkpoint`, `marker`, `segment`: Python tells of each file that this process opens, renames or removes."""
+    checkpoints, segments = str(run_dir.absolute() / "checkpoints"), str(run_dir.absolute() / "log" / "payload-")
 
     def seen(event: str, args: tuple[Any, ...]) -> None:
-        if event in FILE_EVENTS and any(_is_in(inside, arg) for arg in args[:2]):
-            trap.passes("checkpoint")
+        if event not in FILE_EVENTS:
+            return
+        folder = _folder_named(event, args)
+        paths = [os.path.join(folder, os.fsdecode(a)) for a in args[:2] if isinstance(a, str | bytes | os.PathLike)]
+        if any(path.startswith(checkpoints) for path in paths):
+            trap.passes("marker" if paths[0].endswith(MARKER) else "checkpoint")
+        elif any(path.startswith(segments) for path in paths) and not (event == "open" and _only_reads(args)):
+            trap.passes("segment")
 
     sys.addaudithook(seen)
 
 
-def _is_in(folder: str, path: object) -> bool:
-    if isinstance(path, bytes):
-        path = os.fsdecode(path)
-    if isinstance(path, str | os.PathLike):
-        return os.path.abspath(path).startswith(folder)
-    return False
+def _folder_named(event: str, args: tuple[Any, ...]) -> str:
+    """What a relative path is relative to: rmtree names files by the descriptor of their folder."""
+    if event in ("os.remove", "os.rmdir") and args[1] != -1:
+        return os.readlink(f"/proc/self/fd/{args[1]}")
+    return os.getcwd()
+
+
+def _only_reads(args: tuple[Any, ...]) -> bool:
+    """args: of the event `open`: path, mode, flags."""
+    return not int(args[2]) & (os.O_WRONLY | os.O_RDWR)
 
 
 def _resume(trap: Trap) -> None:
@@ -302,6 +316,7 @@ async def _live(life: Life) -> None:
         trainer_orders=life.trainer_orders,
     )
     config, run_dir = load_config(life.config), Path(life.run_dir)
+    config = msgspec.structs.replace(config, log=msgspec.structs.replace(config.log, segment_bytes=SEGMENT_BYTES))
     async with Controller(config, run_dir=run_dir, resume=life.resume, recipes=recipes) as run:
         await run.run()
 

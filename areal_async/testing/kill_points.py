@@ -35,7 +35,7 @@ TRIES: Final = 3  # a run takes its own course, so a late pass may not come; the
 
 RUNS: Final = (
     Wanted(steps=6, batch_groups=2, group_size=2, ranks=2, eta=2, seed=7),
-    Wanted(steps=6, batch_groups=2, group_size=2, ranks=1, eta=0, seed=7),
+    Wanted(steps=6, batch_groups=2, group_size=2, ranks=1, eta=0, seed=7, keep=1),
 )
 
 
@@ -139,7 +139,12 @@ class _Trial:
 
     def __init__(self, folder: Path, wanted: Wanted) -> None:
         self._wanted = wanted
-        overrides = (f"train.ranks={wanted.ranks}", f"rollout.max_staleness={wanted.eta}", f"seed={wanted.seed}")
+        overrides = (
+            f"train.ranks={wanted.ranks}",
+            f"rollout.max_staleness={wanted.eta}",
+            f"seed={wanted.seed}",
+            f"checkpoint.keep={wanted.keep}",
+        )
         self._life = Life(
             config=str(write_small_run(folder, *overrides)),
             run_dir=str(folder / "run"),

@@ -1,6 +1,5 @@
 """Controllers that are killed and resumed: by the books of their peers nothing is lost or trained twice."""
 
-import dataclasses
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -90,8 +89,8 @@ def test_a_torn_write_can_end_at_the_end_of_any_record_but_the_last() -> None:
 
 def test_points_are_spread_over_all_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(KillPoints, "passes", lambda *_, **__: dict.fromkeys(PLACES, 50))
-    points = [KillPoints(7, tmp_path).point(number) for number in range(260)]
-    assert points == [KillPoints(7, tmp_path).point(number) for number in range(260)]
+    points = [KillPoints(7, tmp_path).point(number) for number in range(20 * len(PLACES))]
+    assert points == [KillPoints(7, tmp_path).point(number) for number in range(20 * len(PLACES))]
     assert Counter(point.place for point in points) == dict.fromkeys(PLACES, 20)
     assert {point.first.number for point in points} == set(range(1, 51))
 
