@@ -187,7 +187,7 @@ class ScriptedRank:
                     os._exit(EXIT_CODE)
             try:
                 message, arrays = self._answer(request)
-            except TrainerError as error:
+            except (TrainerError, OSError) as error:  # a full disk, for one: the real ranks go on, too
                 dealer.reply(request, WorkerError(why=str(error)))
                 continue
             if isinstance(fault, Die):

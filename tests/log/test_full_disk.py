@@ -255,7 +255,8 @@ def test_a_run_on_a_disk_that_fills_twice(make_config: Callable[..., Config], tm
     disk.mkdir()
     books, server_book = tmp_path / "books.jsonl", tmp_path / "server_book.jsonl"
     config = tmp_path / "config.yaml"
-    config.write_text(config.read_text().replace("train: {steps: 4", "train: {steps: 8"))
+    text = config.read_text().replace("train: {steps: 4", "train: {steps: 8")
+    config.write_text(text + "checkpoint: {every_steps: 2, keep: 2}\n")
     script = Path(__file__).with_name("run_on_small_disk.py")
     # After the run the disk is copied out: it goes with the namespace
     command = '"$@" && cp -r "$0/run" "$0/../after"'
@@ -279,6 +280,9 @@ def test_a_run_on_a_disk_that_fills_twice(make_config: Callable[..., Config], tm
     assert [step for step, _ in trained] == list(range(8))
     assert max(Counter(sample for _, samples in trained for sample in samples).values()) == 1
     check_log(tmp_path / "after", trained)
+    kept = [path for path in (tmp_path / "after" / "checkpoints").iterdir() if (path / "COMPLETE").exists()]
+    assert kept, told["said"]
+    assert not list((tmp_path / "after" / "checkpoints").glob(".*"))
 
 
 def check_log(run: Path, trained: list[tuple[int, list[str]]]) -> None:
