@@ -17,6 +17,7 @@ DeepSpeed's own universal checkpoint isn't used: it is made from an ordinary one
 between saving and loading, and there is none of float32 without ZeRO.
 """
 
+import contextlib
 import json
 import os
 import struct
@@ -126,8 +127,9 @@ class _Writer:
         text += b" " * (-len(text) % ALIGNMENT)
         self._path = path
         self._error: OSError | None = None
+        self._stack = contextlib.ExitStack()
         try:
-            self._file = path.open("wb")
+            self._file = self._stack.enter_context(path.open("wb"))
             self._file.write(struct.pack("<Q", len(text)) + text)
         except OSError as error:
             self._error = error
@@ -147,11 +149,13 @@ class _Writer:
                 self._file.flush()
                 os.fsync(self._file.fileno())
                 size = self._file.tell()
-                self._file.close()
+                self._stack.close()
         except OSError as error:
             self._error = error
         if self._error is not None:
-            raise TrainerError(f"checkpoint: {self._path} can't be written: {self._error}; make room there")
+            with contextlib.suppress(OSError):  # the same again
+                self._stack.close()
+            raise _not_written(self._path, self._error)
         return size
 
 
@@ -189,8 +193,16 @@ def _write_synced(path: Path, content: bytes) -> int:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise TrainerError(f"checkpoint: {path} can't be written: {error}; make room there") from error
+        raise TrainerError(
+            f"checkpoint: {path} can't be written: {error}; is there room, and may this process write there?"
+        ) from error
     return len(content)
+
+
+def _not_written(path: Path, error: OSError) -> TrainerError:
+    return TrainerError(
+        f"checkpoint: {path} can't be written: {error}; is there room, and may this process write there?"
+    )
 
 
 def _sync(folder: Path) -> None:
