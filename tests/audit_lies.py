@@ -12,17 +12,22 @@ from msgspec.structs import replace
 from areal_async.messages import (
     AnyRecord,
     Cancel,
+    Checkpoint,
     CheckpointDone,
+    DataEnded,
+    Evaluate,
     Event,
     Failed,
     Finish,
     Forget,
     GroupRead,
     Joined,
+    Lost,
     Publish,
     Published,
     ReadGroup,
     Release,
+    Restart,
     RolledBack,
     Rules,
     SampleDone,
@@ -378,6 +383,93 @@ def a_step_is_put_off(log: Log) -> Log:
     return with_more(log, number - 1, Woke(at=max(r.at for r in log[:number] if isinstance(r, Event))))
 
 
+def there_are_fewer_places(log: Log) -> Log:
+    return change(log, 0, max_concurrent=4)
+
+
+def a_checkpoint_is_to_stay_that_never_was(log: Log) -> Log:
+    return change(log, place(log, Checkpoint, version=4), keep=(1,))
+
+
+def other_weights_are_evaluated(log: Log) -> Log:
+    return with_more(log, place(log, Published, version=4), Evaluate(version=4, server="server0"))
+
+
+def two_evaluations_at_once(log: Log) -> Log:
+    number = place(log, Swapped)
+    held = log[number]
+    assert isinstance(held, Swapped)
+    return with_more(log, number, *[Evaluate(version=held.version, server=held.server)] * 2)
+
+
+def a_group_is_invented(log: Log) -> Log:
+    return change(log, place(log, GroupRead), group=500)
+
+
+def tokens_lose_their_gradient(log: Log) -> Log:
+    return change(log, trains(log, 4)[0], mask_below=1)
+
+
+def the_rules_are_told_again(log: Log) -> Log:
+    return with_more(log, 40, log[0])
+
+
+def samples_stay_on_the_disk(log: Log) -> Log:
+    return without(log, place(log, Release))
+
+
+def the_data_go_on_after_their_end(log: Log) -> Log:
+    number = place(log, GroupRead, group=3)
+    return with_more(log, number - 1, DataEnded(at=log[number].at, group=3))
+
+
+def a_version_is_published_twice(log: Log) -> Log:
+    number = place(log, Publish, version=5)
+    return with_more(log, number, log[number])
+
+
+def training_goes_forward_instead(log: Log) -> Log:
+    return change(log, place(log, RolledBack), to=5)
+
+
+def training_goes_back_to_what_was_released(log: Log) -> Log:
+    return change(log, place(log, RolledBack), to=0)
+
+
+def training_goes_back_untold(log: Log) -> Log:
+    return without(log, place(log, Restart))
+
+
+def an_answer_is_empty(log: Log) -> Log:
+    name = trains(log, 5)[1].samples[0].sample
+    return change(log, place(log, SampleDone, sample=name), prompt_tokens=0, length=0, loss_tokens=0)
+
+
+def a_stranger_is_trained(log: Log) -> Log:
+    number, train = trains(log, 4)
+    stranger = trains(log, 5)[1].samples[0]
+    return change(log, number, samples=(*train.samples[:-1], stranger))
+
+
+def a_step_is_too_small(log: Log) -> Log:
+    number, train = trains(log, 4)
+    return change(log, number, groups=train.groups[:1])
+
+
+def a_server_loads_twice(log: Log) -> Log:
+    number = place(log, Swap)
+    return with_more(log, number, log[number])
+
+
+def a_server_loads_what_was_lost(log: Log) -> Log:
+    swap = log[place(log, Swap, version=2, branch=0)]
+    return with_more(log, place(log, Lost), swap)
+
+
+def the_trainer_begins_elsewhere(log: Log) -> Log:
+    return change(log, place(log, Joined, peer="trainer"), version=1)
+
+
 LIES: dict[Lie, str] = {
     a_group_is_trained_twice: "group.twice",
     a_step_is_trained_twice: "step.order",
@@ -427,4 +519,23 @@ LIES: dict[Lie, str] = {
     a_run_goes_on_after_too_many_failures: "missing.fail",
     a_run_goes_on_without_updates: "missing.fail",
     a_step_is_put_off: "step.late",
+    there_are_fewer_places: "admission.places",
+    a_checkpoint_is_to_stay_that_never_was: "checkpoint.keep",
+    other_weights_are_evaluated: "evaluation.other",
+    two_evaluations_at_once: "evaluation.two",
+    a_group_is_invented: "group.unknown",
+    tokens_lose_their_gradient: "lag.mask",
+    the_rules_are_told_again: "log.rules",
+    samples_stay_on_the_disk: "missing.release",
+    the_data_go_on_after_their_end: "prompt.end",
+    a_version_is_published_twice: "publish.early",
+    training_goes_forward_instead: "rollback.range",
+    training_goes_back_to_what_was_released: "rollback.released",
+    training_goes_back_untold: "rollback.untold",
+    an_answer_is_empty: "sample.empty",
+    a_stranger_is_trained: "sample.stranger",
+    a_step_is_too_small: "step.size",
+    a_server_loads_twice: "swap.busy",
+    a_server_loads_what_was_lost: "swap.old",
+    the_trainer_begins_elsewhere: "trainer.version",
 }

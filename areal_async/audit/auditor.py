@@ -70,7 +70,14 @@ NO_RULES: Final = Rules(
     max_tokens_per_microbatch=1,
     max_new_tokens=1,
 )  # of a log that ends before its first record
-_OWED: Final = {"start": "sample", "score": "sample", "cancel": "sample", "fail": "the run:", "publish": "version"}
+_OWED: Final = {
+    "start": "sample",
+    "score": "sample",
+    "cancel": "sample",
+    "fail": "the run:",
+    "publish": "version",
+    "release": "what",
+}
 CHANGEABLE: Final = frozenset(
     {
         *("ranks", "max_tokens_per_microbatch", "steps", "retries", "max_failures", "nan_budget", "max_restarts"),
@@ -223,6 +230,7 @@ class Auditor:
     def _lost(self, event: Lost) -> None:
         if event.peer == "trainer":
             self._steps.lost()
+            self._servers.forget_published()
         elif event.peer == "server":
             self._servers.lost(event.id)
 

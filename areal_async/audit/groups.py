@@ -103,14 +103,14 @@ class Groups:
         if command.position != group.position:
             text = f"started with position {command.position}, its group has {group.position}"
             self._add("sample.position", f"sample {name}", text)
-        self._check_floor(group, command)
+        self._check_floor(group, sample, command)
         if sample.state == "held":
             books.in_flight += 1
             self._check_places(f"sample {name}")
         sample.attempt = command.attempt
         sample.state = "running"
 
-    def _check_floor(self, group: Group, command: StartSample) -> None:
+    def _check_floor(self, group: Group, sample: Sample, command: StartSample) -> None:
         floor, about = command.floor, f"sample {command.sample}"
         if group.floor is None:
             self._books.set_floor(group, floor)
@@ -126,7 +126,8 @@ class Groups:
                 self._too_many(group, floor)
         elif floor != group.floor:
             self._add("group.floor", f"group {group.id}", f"started {about} at floor {floor}, before at {group.floor}")
-        if not self._servers.holds(command.server, floor) and self._servers.any_holds(floor):
+        holds = self._servers.holds(command.server, floor)
+        if not holds and (sample.state == "held" or self._servers.any_holds(floor)):
             self._add("sample.floor", about, f"started on server {command.server}, which doesn't hold version {floor}")
 
     # ------------------------------------------------------------------------------------------------ a sample goes on
@@ -224,6 +225,8 @@ class Groups:
             name = sample_id(group.id, member)
             self._owed.pop(("start", name), None)
             self._owed.pop(("score", name), None)
+            if sample.answer is not None and not sample.released:
+                self._owed["release", name] = "its group is over"
             if sample.state in ("running", "scoring"):
                 self._owed["cancel", name] = f"its group is over ({self._books.fate_of(group.id)})"
         self._books.end(group, fate)

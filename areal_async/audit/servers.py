@@ -162,6 +162,10 @@ class Servers:
             if server.evaluating == version:
                 server.evaluating = None
 
+    def forget_published(self) -> None:
+        """The trainer was lost, and what it has published may be lost with it."""
+        self._newest = None
+
     def roll_back(self, branch: int, *, anew: bool) -> None:
         """anew: all processes have ended, and start again."""
         self.branch = branch

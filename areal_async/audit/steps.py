@@ -66,6 +66,7 @@ class Steps:
         self.branch = 0
         self.checkpoints: list[Version] = []
         self.released_before = 0  # steps below it had samples that were released
+        self._kept_from = 0  # what steps before it trained was to be released
         self.dead_steps: dict[int, int] = {}
         self.made = 0
         self._skipped: list[int] = []  # steps of the surviving history whose update was left out
@@ -271,6 +272,8 @@ class Steps:
             books.owe("fail", about, text)
         else:
             books.owe("publish", str(books.version), f"{about} is done")
+            if not self._makes_checkpoints:
+                self._owe_release(books.version)
 
     # ------------------------------------------------------------------------------------------ checkpoints, going back
 
@@ -295,7 +298,15 @@ class Steps:
             return
         self.checkpoints = sorted({*keep, event.version})
         self.made += 1
+        self._owe_release(self.checkpoints[0])
         self.state = "idle"
+
+    def _owe_release(self, before: int) -> None:
+        """Nothing can go back to a step before this one: what was trained there need not stay."""
+        for step in range(self._kept_from, before):
+            if step in self.plans and self.plans[step].members:
+                self._books.owe("release", f"step {step} trained", "no checkpoint can ask for it")
+        self._kept_from = max(self._kept_from, before)
 
     def checkpoint_failed(self, version: str) -> None:
         if self.state == "checkpointing" and version == str(self._books.version):
@@ -327,6 +338,7 @@ class Steps:
 
     def release(self, command: Release) -> None:
         for name in command.samples:
+            self._books.owed.pop(("release", name), None)
             number, _, member = name.partition(".")
             group = self._books.live.get(int(number))
             if group is not None:
@@ -356,9 +368,9 @@ class Steps:
             del plan.members[number]
         plan.released = plan.released or name
         self.released_before = max(self.released_before, step + 1)
-        rules = self._books.rules
-        makes = rules.checkpoint_steps or rules.checkpoint_s
-        back = min(self.checkpoints, default=self.first or 0) if makes else self._books.version
+        if not plan.members:
+            self._books.owed.pop(("release", f"step {step} trained"), None)
+        back = min(self.checkpoints, default=self.first or 0) if self._makes_checkpoints else self._books.version
         if step >= back:
             text = f"it is released; step {step} trained it, and training can still go back to version {back}"
             self._add("release.early", f"sample {name}", text)
@@ -375,6 +387,10 @@ class Steps:
     def next_step(self) -> int:
         """The next one that is formed of groups which were not trained before."""
         return self._books.step
+
+    @property
+    def _makes_checkpoints(self) -> bool:
+        return bool(self._books.rules.checkpoint_steps or self._books.rules.checkpoint_s)
 
     @property
     def waits_for_nothing(self) -> bool:
