@@ -298,7 +298,7 @@ class Servers:
                 unwell = 0
         if life.child is None:
             self._lose(life, why)
-        elif life.child.is_running and not life.live.gone.is_set():  # else its end is told, with the cause
+        elif not await self._is_gone(life):  # else its end is told, with the cause
             self._lose(life, f"{why}. {life.child.why()}")
             await life.close()
 
