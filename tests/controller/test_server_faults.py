@@ -125,8 +125,9 @@ async def test_a_slow_server_is_not_taken_for_a_stuck_one(make_config: Make, hur
 async def test_a_swap_that_takes_long_is_no_silence(make_config: Make, hurry: None) -> None:
     """It has a deadline of its own."""
     config = make_config(*LONG)
-    slow = [Order("/update_weights", Slow(2.5), skip=1)]
-    async with Controller(config, recipes=scripted(token_s=0.02, step_s=0.1, orders={"server-1": [slow]})) as run:
+    long_answers = Order(GENERATE, Slow(0.3), skip=HANDSHAKE_REQUESTS, times=4)  # so that there are some to wait for
+    slow = [Order("/update_weights", Slow(2.5), skip=1), long_answers]
+    async with Controller(config, recipes=scripted(token_s=0.01, step_s=0.1, orders={"server-1": [slow]})) as run:
         result = await run_until(run, lambda row: version_of(run, "1") > 1)
     assert_nothing_is_lost(result, config)
     assert not messages(result, Lost)
