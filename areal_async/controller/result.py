@@ -10,9 +10,9 @@ from areal_async.controller.metrics import StepRow
 @dataclass(frozen=True)
 class RunResult:
     """reason: steps_done, data_ended or stopped. steps: training steps done. folder: the run folder. model: folder of
-    the trained model, None where the run was stopped before there was one. seconds: from start to the saved model.
-    Shares are of the time from the start to the last step. rows: the steps. evaluations: in the order in which
-    they ended, the one after the last step included."""
+    the trained model, None where the run was stopped before there was one. seconds: run clock when the model is saved.
+    Shares are of the time from this controller's start to the last step. rows: the steps of the history that survived.
+    evaluations: in the order in which they ended, the one after the last step included."""
 
     reason: str
     steps: int

@@ -193,14 +193,18 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_back(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_run_folder_can_be_moved(lives: Lives, tmp_path: Path) -> None:
+async def test_a_run_folder_can_be_moved(lives: Lives, tmp_path: Path) -> None:
+    """And the result's rows are those of the history that survived, before the kill too."""
     killed(lives)
     moved = tmp_path / "elsewhere" / "run"
     moved.parent.mkdir()
     shutil.move(lives.run, moved)
-    lives.run = moved
-    resumed(lives)
+    config = load_config(lives.config)
+    async with Controller(config, run_dir=moved, resume=True, recipes=scripted(books=lives.books)) as run:
+        result = await run.run()
+    assert (result.folder, result.steps) == (moved, 6)
     assert (moved / "model" / "version").read_text() == "6"
+    assert [(row.step, row.branch) for row in result.rows] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1), (5, 1)]
 
 
 @pytest.mark.slow
