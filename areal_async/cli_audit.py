@@ -90,7 +90,7 @@ def show(report: "Report", console: "Console", path: Path) -> None:
     if count > len(shown):
         kinds = ", ".join(f"{name} {times}" for name, times in report.found.items())
         console.print(escape(f"{count} findings in all: {kinds}"))
-    verdict = "everything holds" if report.proven else f"{count} findings" if count else "the log is damaged"
+    verdict = "everything holds" if report.proven else f"{count} findings" if count else "not read to its end"
     console.print(escape(f"{path}: {report.records} records, {report.seconds:.1f} s of the run: {verdict}"))
 
 
@@ -105,7 +105,7 @@ def _tables(report: "Report", console: "Console") -> None:
     for end, count in report.groups.items():
         table.add_row(end, str(count), str(report.samples[end]))
     console.print(table)
-    rows = f"{prompts.rows} rows, each {_span(prompts.read_least, prompts.read_most)} times" if prompts.rows else "none"
+    rows = f"{prompts.rows} rows, each {_times(prompts.read_least, prompts.read_most)}" if prompts.rows else "none"
     ended = "" if prompts.ended is None else f"; the data ended at {prompts.ended}"
     console.print(
         f"prompts: {prompts.positions} positions asked for, {prompts.asked_again} of them again; read: {rows}{ended}"
@@ -139,5 +139,7 @@ def _steps(report: "Report", console: "Console") -> None:
         console.print(f"  lag {lag:>3}  {samples:>9}  {bar}")
 
 
-def _span(least: int, most: int) -> str:
-    return str(least) if least == most else f"{least} to {most}"
+def _times(least: int, most: int) -> str:
+    if most == 1:
+        return "once"
+    return f"{least} times" if least == most else f"{least} to {most} times"
