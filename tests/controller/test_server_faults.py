@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from areal_async.config import Config
-from areal_async.controller import Controller, RunResult
+from areal_async.controller import Controller, RunResult, servers
 from areal_async.controller.metrics import StepRow
 from areal_async.errors import LaunchError, RunFailed
 from areal_async.launch.recipes import Command, Recipes
@@ -228,3 +228,20 @@ async def test_a_server_without_memory_says_what_to_do(make_config: Make) -> Non
         with pytest.raises(LaunchError, match=r"(?s)exit code 1.*It ran out of memory: .*server\.gpu_memory"):
             async with Controller(make_config(*LONG), recipes=starting(scripted(), script)) as run:
                 await run.run()
+
+
+async def test_a_server_whose_engine_died_in_a_swap_is_found_out(make_config: Make, monkeypatch: Any) -> None:
+    """Its process lives and says that it is unwell, and the swap waits for an answer that never comes: it is given up
+    long before the swap's deadline, and started again."""
+    monkeypatch.setattr(servers, "WATCH_S", 0.5)
+    unwell = Order("/health", Status(503), skip=3, times=FOREVER)
+    hangs = Order("/pause", Stall(), skip=1, times=FOREVER)
+    config = make_config(*LONG)
+    async with Controller(config, recipes=scripted(step_s=0.1, orders={"server-1": [[unwell, hangs]]})) as run:
+        result = await run_until(run, back(run))
+    assert_nothing_is_lost(result, config)
+    (lost,) = messages(result, Lost)
+    assert "server 1 answered 503 to /health" in lost.why
+    assert "(pid " in lost.why
+    after = messages(result, Lost, Restart, Joined)
+    assert [type(event) for event in after[after.index(lost) :]] == [Lost, Restart, Joined]
