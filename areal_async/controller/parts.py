@@ -245,7 +245,7 @@ class Parts:
             metrics, config.rules, self._core, samples, self._rollouts, self._checks, self._meter, self._on_row
         )
         if self._past is not None:
-            self._record.resume(self._past.version, self.now())
+            self._record.resume(self.now())
         if self._problems is not None:
             self._evaluations = Evaluations(
                 config, self._text, self._problems, self._workflow, partial(check_answer, Half(self._checks)),

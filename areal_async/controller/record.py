@@ -53,7 +53,6 @@ from areal_async.messages import (
     Swap,
     Swapped,
     Train,
-    Version,
 )
 
 logger = logging.getLogger("areal_async")
@@ -117,13 +116,12 @@ class Record:
     def close(self) -> None:
         self._file.close()
 
-    def resume(self, version: Version, now: float) -> None:
-        """Go on behind what earlier controllers of this run have written, from a version on. Counts begin anew."""
+    def resume(self, now: float) -> None:
+        """Go on behind what earlier controllers of this run have written; `RolledBack` follows. Counts begin anew."""
         folder = self._path.parent
-        rows = {row.step: row for row in _lines(self._path, StepRow) if row.step < version}
+        rows = {row.step: row for row in _lines(self._path, StepRow)}
         self.rows = [rows[step] for step in sorted(rows)]
-        found = _lines(folder / "eval" / "results.jsonl", Evaluation)
-        self.evaluations = [result for result in found if result.version <= version]
+        self.evaluations = _lines(folder / "eval" / "results.jsonl", Evaluation)
         self.totals.samples_stale = self._before.samples_stale = self._core.balance()["samples_stale"]
         self._steps_measured = self._core.step
         self.waiting_since = now

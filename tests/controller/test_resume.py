@@ -16,6 +16,7 @@ from areal_async.config import Config
 from areal_async.config_file import load_config
 from areal_async.controller import Controller, resuming
 from areal_async.controller.checkpoints import read_state
+from areal_async.controller.crew import Crew
 from areal_async.controller.metrics import StepRow
 from areal_async.controller.runfolder import RunFolder
 from areal_async.controller.samples import Samples
@@ -453,6 +454,29 @@ def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert (state.run, state.version, state.branch) == ("small", 5, 0)
     assert 0 < state.log_bytes <= (lives.run / "log" / "decisions.log").stat().st_size
     assert list(state.files) == ["rank-0.json"]
+
+
+@pytest.mark.slow
+async def test_what_was_not_removed_in_time_is_removed_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Crew, "start", late(Crew.start))
+    config = load_config(write_small_run(tmp_path / "r", "checkpoint.every_steps=1", "checkpoint.keep=2"))
+    async with Controller(config, recipes=scripted()) as run:
+        result = await run.run()
+    assert sorted(path.name for path in (result.folder / "checkpoints").iterdir()) == ["step-4", "step-5"]
+
+
+def late(start: Any) -> Any:
+    """Tasks that remove checkpoints never come to it."""
+
+    def starts(crew: Crew, work: Any, name: str) -> Any:
+        if name.startswith("checkpoints beside"):
+            work.close()
+            return None
+        return start(crew, work, name)
+
+    return starts
 
 
 @pytest.mark.slow
