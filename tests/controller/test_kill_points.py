@@ -102,7 +102,7 @@ def test_a_trap_comes_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(0, len(PLACES), 2))
+@pytest.mark.parametrize("number", range(0, len(PLACES), 3))
 def test_nothing_is_lost_or_trained_twice(number: int, points: KillPoints) -> None:
     """A few of many: `tools/chaos.py kills`."""
     outcome = points.try_point(points.point(number))
