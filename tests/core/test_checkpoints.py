@@ -348,6 +348,7 @@ def test_a_held_sample_has_all_its_attempts() -> None:
 # ---------------------------------------------------------------------------------------------------------- a resume
 
 
+@pytest.mark.slow
 def test_p02_after_a_resume_at_version_100_there_is_room_for_16_groups() -> None:
     world = World(make_rules(batch_groups=8, steps=200, checkpoint_steps=50)).start()
     while world.trained < 100:
