@@ -184,7 +184,14 @@ def a_sample_is_twice_in_a_step(log: Log) -> Log:
 
 def an_answer_is_too_old(log: Log) -> Log:
     _, train = trains(log, 5)
-    return change(log, place(log, SampleDone, sample=train.samples[0].sample), oldest=0)
+    return change(log, place(log, SampleDone, sample=train.samples[0].sample), oldest=train.step - 3)
+
+
+def an_answer_is_below_its_floor(log: Log) -> Log:
+    name = trains(log, 5)[1].samples[0].sample
+    start = log[place(log, StartSample, sample=name)]
+    assert isinstance(start, StartSample)
+    return change(log, place(log, SampleDone, sample=name), oldest=start.floor - 1)
 
 
 def an_answer_is_from_the_future(log: Log) -> Log:
@@ -264,12 +271,17 @@ def a_group_number_is_left_out(log: Log) -> Log:
     return change(log, place(log, ReadGroup), group=99)
 
 
-def too_many_groups_are_admitted(log: Log) -> Log:
-    number, count = place(log, ReadGroup), sum(isinstance(record, ReadGroup) for record in log)
+def more_groups(log: Log, count: int) -> Log:
+    """Admitted behind the last one of the true log: they are then 12 + count, handed over or outstanding."""
+    number, groups = place(log, ReadGroup), sum(isinstance(record, ReadGroup) for record in log)
     last = log[number]
     assert isinstance(last, ReadGroup)
-    more = [ReadGroup(group=count + n, position=last.position + 1 + n) for n in range(8)]
+    more = [ReadGroup(group=groups + n, position=last.position + 1 + n) for n in range(count)]
     return with_more(log, number, *more)
+
+
+def too_many_groups_are_admitted(log: Log) -> Log:
+    return more_groups(log, 8)
 
 
 def a_floor_changes(log: Log) -> Log:
@@ -346,7 +358,8 @@ def a_checkpoint_is_invented(log: Log) -> Log:
 
 def time_runs_backwards(log: Log) -> Log:
     number = place(log, StepDone, step=3)
-    return change(log, number, at=log[number].at - 30.0)
+    before = max(record.at for record in log[:number] if isinstance(record, Event))
+    return change(log, number, at=before - 0.001)
 
 
 def something_is_commanded_after_the_end(log: Log) -> Log:
@@ -482,6 +495,7 @@ LIES: dict[Lie, str] = {
     an_older_attempt_is_trained: "sample.attempt",
     a_sample_is_twice_in_a_step: "sample.twice",
     an_answer_is_too_old: "lag.over",
+    an_answer_is_below_its_floor: "lag.floor",
     an_answer_is_from_the_future: "sample.version",
     a_step_is_skipped: "step.order",
     a_step_is_never_done: "publish.other",

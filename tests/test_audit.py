@@ -22,14 +22,16 @@ from areal_async.log.reader import Record
 from areal_async.log.writer import RunLog
 from areal_async.messages import (
     AnyRecord,
+    ReadGroup,
     Rules,
     SampleDone,
+    Swapped,
     WhenOlder,
 )
 from areal_async.testing.recipes import scripted
 from areal_async.wire.arrays import Array
 
-from .audit_lies import LIES, Lie, Log, records, time_runs_backwards, true_log
+from .audit_lies import LIES, Lie, Log, more_groups, place, records, time_runs_backwards, true_log
 from .core import test_broken_rules as broken
 from .core import world as world_of_tests
 from .core.test_any_order import AnyOrder
@@ -142,6 +144,13 @@ def test_a_lie_is_found(log: Log, lie: Lie) -> None:
     report = audit(lie(log))
     assert not report.proven
     assert LIES[lie] in report.found, "\n".join(map(str, report.findings[:5]))
+
+
+def test_one_group_too_many_is_one_too_many(log: Log) -> None:
+    held = max(record.version for record in log[: place(log, ReadGroup)] if isinstance(record, Swapped))
+    room = (held + log[0].max_staleness + 1) * 2 - 12
+    assert "admission.over" not in audit(more_groups(log, room)).found
+    assert audit(more_groups(log, room + 1)).found["admission.over"] == 1
 
 
 def test_a_log_may_end_anywhere(log: Log) -> None:
