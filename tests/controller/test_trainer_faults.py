@@ -93,13 +93,14 @@ async def test_every_way_to_be_lost_one_after_another(make_config: Make, tmp_pat
         ("checkpoint", 2, Die(), "ended with exit code 7"),
         ("checkpoint", 2, Die(after=True), "ended with exit code 7"),
         ("train", 3, Fail("CUDA error: unspecified launch failure"), "CUDA error: unspecified launch failure"),
-        ("publish", 4, Fail("No space left on device"), "version 4 was not published: trainer.0 failed at Publish"),
+        ("publish", 4, Fail("No space left on device"), "version 4 was not published: trainer.1 failed at Publish"),
         ("train", 5, Silent(), r"step 5: trainer.1 did not answer Train train 5 branch 7 within 1.5 s"),
     ]
-    orders = [[TrainerOrder(on, fault, at, 1 if fault == Silent() else None)] for on, at, fault, _ in faults]  # type: ignore[arg-type]
+    orders = [[TrainerOrder(on, fault, at, None if isinstance(fault, Die) else 1)] for on, at, fault, _ in faults]  # type: ignore[arg-type]
     result = await run_all(config, books, orders)
     check(result, books, config)
-    losses = [loss for loss in messages(result.folder, Lost, Failed) if getattr(loss, "of", "") != "checkpoint"]
+    told = messages(result.folder, Lost, Failed)  # a swap may find the file gone; the core doesn't mind a late word
+    losses = [loss for loss in told if getattr(loss, "of", "") not in ("checkpoint", "swap")]
     assert len(losses) == len(faults), [loss.why[:200] for loss in losses]
     for (_, _, _, words), loss in zip(faults, losses, strict=True):
         assert words in loss.why, loss.why
