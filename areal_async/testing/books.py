@@ -242,6 +242,22 @@ def nothing_lost(run_dir: Path, lines: list[Line], wanted: Wanted) -> Iterator[s
             yield f"group {group} (position {position}, floor {floors[group]}) was never trained"
 
 
+def graded_once(run_dir: Path) -> Iterator[str]:
+    """By the log: whoever has its reward is not started again, nor is its prompt asked for by another group."""
+    graded: set[SampleId] = set()
+    groups: dict[int, int] = {}  # of each position, the last group that asked for it
+    for record in _records(run_dir):
+        if isinstance(record, Scored) and record.reward is not None:
+            graded.add(record.sample)
+        elif isinstance(record, StartSample) and record.sample in graded:
+            yield f"sample {record.sample} has its reward, and was started again"
+        elif isinstance(record, ReadGroup):
+            before = groups.get(record.position)
+            if lost := sorted(sample for sample in graded if group_of(sample) == before):
+                yield f"group {record.group} asks again for position {record.position}: {lost} have their reward"
+            groups[record.position] = record.group
+
+
 def audited(run_dir: Path) -> Iterator[str]:
     """What `areal-async audit --payloads` finds in the log."""
     report = audit(run_dir / "log", payloads=True)

@@ -194,6 +194,7 @@ def _wrong(life: Life) -> list[str]:
         *books.states_follow(lines),
         *books.order_of_data(lines, entries, WANTED),
         *books.nothing_lost(run_dir, lines, WANTED),
+        *books.graded_once(run_dir),
         *books.audited(run_dir),
         *books.ages_by_log(run_dir, WANTED),
         *books.metrics_complete(run_dir, WANTED),

@@ -225,6 +225,7 @@ class _Trial:
             *books.asked_once(entries),
             *books.ages_by_servers(lines, entries, wanted),
             *books.nothing_lost(run_dir, lines, wanted),
+            *books.graded_once(run_dir),
             *books.audited(run_dir),
             *books.ages_by_log(run_dir, wanted),
             *books.metrics_complete(run_dir, wanted),
