@@ -46,6 +46,7 @@ SCORE: Final = 0.92
 GONE_S: Final = 10.0  # after the controller's death nothing of it may live longer
 SAME: Final = 1e-5  # between the losses of a step that was trained twice, from the same state with the same batch
 BETWEEN: Final = 3  # steps between two kills
+EVERY: Final = 5  # steps between checkpoints where children are killed
 PATIENCE_S: Final = 240.0  # for a process to start, or a few steps
 END_S: Final = 1200.0  # for all of the steps
 SMALL: Final = (
@@ -171,7 +172,7 @@ def is_well_again(found: Found, label: str, before: Found) -> bool:
 def children(options: argparse.Namespace, run: Path) -> dict[str, Any]:
     """Kill one of each kind, with steps in between. The run must end by itself, as one where nobody was killed."""
     small = SMALL if options.steps < FULL else ()
-    program = Program(run, [f"train.steps={options.steps}", "checkpoint.every_steps=2", *small])
+    program = Program(run, [f"train.steps={options.steps}", f"checkpoint.every_steps={EVERY}", *small])
     killed: list[tuple[str, float]] = []
     try:
         for kind in options.kinds.split(","):
@@ -189,7 +190,15 @@ def children(options: argparse.Namespace, run: Path) -> dict[str, Any]:
 def kill_one(program: Program, kind: str, steps: int) -> float:
     """Once so many steps are done, and wait until it works again. Returns the run clock then."""
     child, words, label = KINDS[kind]
-    program.wait_for(lambda: len(program.rows()) >= steps, f"steps before the {kind} is killed")
+
+    def is_time() -> bool:
+        rows = program.rows()
+        between = (
+            kind != "rank" or not rows or 2 <= rows[-1]["version"] % EVERY <= 3
+        )  # some steps are trained twice then
+        return len(rows) >= steps and between
+
+    program.wait_for(is_time, f"steps before the {kind} is killed")
     before = look(program.run)
     assert before.status is not None
     at = before.status.at + time.time() - before.status.time
