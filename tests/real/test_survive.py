@@ -3,9 +3,12 @@
 The whole of it (90 steps and the score; ten places where the controller dies) is `tools/check_survival.py`.
 """
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +29,30 @@ def survived(*arguments: str, runs: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.fixture
+def a_killed_engine_leaves_its_queue() -> Iterator[None]:
+    """The memory that vLLM's engine shares with its worker: once both are killed nothing tells whose it was, so nobody
+    removes it (docs/children.md). Here it is what no process has mapped."""
+    before = set(os.listdir("/dev/shm"))
+    yield
+    for name in set(os.listdir("/dev/shm")) - before:
+        if name.startswith("psm_") and not is_mapped(f"/dev/shm/{name}"):
+            Path("/dev/shm", name).unlink(missing_ok=True)
+
+
+def is_mapped(path: str) -> bool:
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            if path in maps.read_text(errors="replace"):
+                return True
+    return False
+
+
+@pytest.mark.usefixtures("a_killed_engine_leaves_its_queue")
 def test_each_kind_of_child_is_killed(tmp_path: Path) -> None:
     """Steps are trained twice after the rank's death, from the same state with the same batch: their losses agree."""
     kinds = ["engine", "rank", "reward worker", "sandbox"]
-    told = survived("children", "--steps", "48", "--kinds", ",".join(kinds), runs=tmp_path)
+    told = survived("children", "--steps", "36", "--kinds", ",".join(kinds), runs=tmp_path)
     assert [kill["killed"] for kill in told["kills"]] == kinds
     assert told["trained_twice"] >= 1
     assert told["loss_difference"] <= 1e-5
