@@ -16,7 +16,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -126,6 +126,12 @@ class Checkpoints:
         if keep is not None:
             self._only = {event.version, *keep}
             self._crew.start(self.tidy(), f"checkpoints beside version {event.version}")
+
+    def resumed(self, returns: Sequence[Version]) -> None:
+        """returns: versions that training can go back to. The controller before may have died when a new checkpoint was
+        made and the ones that it makes needless were yet to be removed."""
+        self._only = set(returns)
+        self._crew.start(self.tidy(), "checkpoints of before")
 
     async def tidy(self) -> None:
         """Take away what the last event has made needless; to be called once more at the end of the run."""

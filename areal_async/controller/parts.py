@@ -392,6 +392,7 @@ class Parts:
         if isinstance(event, RolledBack) and self._past is not None and event.resumed is not None:
             kept = resuming.kept_in_words(self._core, event.to, commands)
             logger.info("%s; %s", self._past.in_words, kept)
+            self._checkpoints.resumed(self._core.returns)
         if isinstance(event, CheckpointDone):
             self._checkpoints.recorded(event)
         if isinstance(event, StepDone):

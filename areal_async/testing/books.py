@@ -21,6 +21,7 @@ from areal_async.controller.checkpoints import MARKER
 from areal_async.log.reader import read_records
 from areal_async.messages import (
     AnyRecord,
+    Finish,
     Published,
     ReadGroup,
     SampleDone,
@@ -69,16 +70,19 @@ class Wanted:
 @dataclass(frozen=True)
 class Moment:
     """The books when a controller had died. graded: samples whose reward stood in the log. asked: bytes of the servers'
-    book."""
+    book. at_the_end: the run was over, and its last processes may have gone before it."""
 
     graded: frozenset[SampleId]
     asked: int
+    at_the_end: bool = False
 
 
 def moment(run_dir: Path, server_book: Path) -> Moment:
     """To be taken when the controller is dead."""
-    graded = frozenset(record.sample for record in _records(run_dir) if isinstance(record, Scored))
-    return Moment(graded, server_book.stat().st_size if server_book.exists() else 0)
+    records = list(_records(run_dir))
+    graded = frozenset(record.sample for record in records if isinstance(record, Scored))
+    asked = server_book.stat().st_size if server_book.exists() else 0
+    return Moment(graded, asked, any(isinstance(record, Finish) for record in records))
 
 
 def has_begun(run_dir: Path) -> bool:
@@ -306,7 +310,7 @@ def folder_tidy(run_dir: Path, wanted: Wanted) -> Iterator[str]:
 
 def sockets_left(folder: Path) -> list[Path]:
     """Of children. A controller that is killed before it has started any leaves its folder with its own socket, dead;
-    children take the folder away with them."""
+    children take the folder away with them, if they live longer than the controller (`Moment.at_the_end`)."""
     return [path for path in folder.glob("*/*") if path.name != "wire.sock"]
 
 

@@ -210,7 +210,9 @@ class _Trial:
         found = [f"a process is left: {line}" for line in self._left]
         run_dir = Path(self._life.run_dir)
         found += [f"{path} is left in shared memory" for path in books.published(run_dir) if path.exists()]
-        return found + [f"{path} is left" for path in books.sockets_left(self._folder / "s")]
+        if not any(moment.at_the_end for moment in self._moments):
+            found += [f"{path} is left" for path in books.sockets_left(self._folder / "s")]
+        return found
 
     def wrong(self) -> list[str]:
         """What the books and the log have against it."""

@@ -95,6 +95,19 @@ async def test_what_the_end_of_a_run_has_interrupted_is_removed_then(tmp_path: P
     made.close()
 
 
+async def test_what_a_dead_controller_was_to_remove_is_removed_by_the_next(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "checkpoints")
+    for version, keep in ((1, ()), (2, (1,)), (3, (1, 2))):
+        await recorder.write(version, keep)
+    recorder.order.clear()
+    async with asyncio.TaskGroup() as group:
+        made = recorder.checkpoints(Crew(group))
+        made.resumed((2, 0))
+    made.close()
+    assert [path.name for path in recorder.root.iterdir()] == ["step-2"]
+    assert recorder.order == ["log synced beside step-1, step-2, step-3"]
+
+
 async def test_one_of_a_branch_that_is_over_is_replaced(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "checkpoints")
     old = recorder.root / "step-3"
