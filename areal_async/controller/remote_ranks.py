@@ -7,6 +7,7 @@ nowhere else, in no argument and no log; a start that waits in vain says which r
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -83,3 +84,4 @@ def remove_published(spec: TrainerSpec) -> None:
     with contextlib.suppress(OSError):
         for path in Path(spec.publish_folder).glob(f"{spec.shm_prefix}-v*"):
             path.unlink(missing_ok=True)
+        shutil.rmtree(Path(spec.publish_folder) / f"{spec.shm_prefix}.partial", ignore_errors=True)

@@ -229,7 +229,8 @@ def _mapped(pid: int) -> set[tuple[int, int]]:
 
 
 def _remove_shared_files(names: set[str], prefix: str) -> None:
-    """Those, and every file whose name is the prefix, or goes on after it with a sign that is no letter or digit.
+    """Those, and every file, or folder of files, whose name is the prefix, or goes on after it with a sign that is no
+    letter or digit.
 
     A prefix with a folder of its own, such as /mnt/weights/areal-1a2b, means files in that folder.
     """
@@ -241,8 +242,12 @@ def _remove_shared_files(names: set[str], prefix: str) -> None:
             if rest != name.lstrip(".") and not rest[:1].isalnum():
                 found.add(f"{folder}/{name}")
     for path in found:
-        with contextlib.suppress(OSError):
+        try:
             os.unlink(path)
+        except IsADirectoryError:
+            _remove_folder(path)
+        except OSError:
+            continue
 
 
 def _remove_folder(folder: str) -> None:

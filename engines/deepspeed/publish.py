@@ -7,6 +7,7 @@ back.
 """
 
 import os
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -36,8 +37,11 @@ class Publisher:
         """Write `tensors` (on the CPU, contiguous) as `version`; where, and how many bytes. Raises TrainerError."""
         self._check_room(version, sum(tensor.nbytes for tensor in tensors.values()) + HEADER_BYTES)
         path = self.path(version)
-        partial = path.with_suffix(".partial")
+        # a folder, for safetensors first writes a file beside it that has a name of its own: whoever takes away what a
+        # killed rank has left has to know it
+        partial = self._folder / f"{self._prefix}.partial" / path.name
         try:
+            partial.parent.mkdir(exist_ok=True)
             save_file(tensors, partial, metadata={"format": "pt", "version": str(version)})
             nbytes = partial.stat().st_size
             if self._folder != SHM:  # another host may read it, and a name must not be there before its bytes are
@@ -46,8 +50,9 @@ class Publisher:
             if self._folder != SHM:
                 _sync(self._folder)
         except Exception as error:  # safetensors raises its own class when the folder fills up meanwhile
-            partial.unlink(missing_ok=True)
             raise TrainerError(f"version {version} could not be published to {path}: {error}") from error
+        finally:
+            shutil.rmtree(partial.parent, ignore_errors=True)
         self._versions.add(version)
         return path, nbytes
 

@@ -220,6 +220,8 @@ async def test_a_prefix_with_a_folder_means_files_in_that_folder(tmp_path: Path)
     folder.mkdir()
     for name in ("areal-ab-v3.safetensors", "areal-ab-v4.partial", "areal-abc-v1.safetensors", "other"):
         (folder / name).touch()
+    (folder / "areal-ab.partial").mkdir()
+    (folder / "areal-ab.partial" / ".tmpX1").touch()
     source = "import time; print('up', flush=True); time.sleep(60)"
     child = await Child.start(spec(tmp_path, source, shm_prefix=str(folder / "areal-ab")))
     await asyncio.to_thread(wait_until, lambda: child.tail() == "up", 10)

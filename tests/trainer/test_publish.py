@@ -1,6 +1,8 @@
 """Published files: complete under their final name, freed when asked, and never begun without room."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,7 +72,7 @@ def test_on_a_disk_bytes_are_there_before_the_name(tmp_path: Path, monkeypatch: 
     folder = tmp_path / "not" / "there"
     Publisher("run", folder).publish(5, {"w": torch.zeros(4)})
     final = folder / "run-v5.safetensors"
-    assert calls == [f"sync {final.with_suffix('.partial')}", f"rename {final}", f"sync {folder}"]
+    assert calls == [f"sync {folder / 'run.partial' / final.name}", f"rename {final}", f"sync {folder}"]
     calls.clear()
     monkeypatch.setattr(publish, "SHM", folder)  # memory needs no syncing
     Publisher("run", folder).publish(6, {"w": torch.zeros(4)})
@@ -92,6 +94,23 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(TrainerError, match=r"version 1 could not be published .*No space left"):
         Publisher("run", tmp_path).publish(1, {"w": torch.zeros(1)})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_what_a_killed_rank_leaves_has_the_runs_name(tmp_path: Path) -> None:
+    """safetensors writes a file with a name of its own first: here it is what a process sees that is killed then."""
+    begin = f"""
+import os, sys
+from pathlib import Path
+import torch
+from areal_async.engines.deepspeed.publish import Publisher
+sys.addaudithook(lambda event, args: os._exit(9) if event == "os.rename" else None)
+Publisher("run", Path({str(tmp_path)!r})).publish(1, {{"w": torch.zeros(4)}})
+"""
+    assert subprocess.run([sys.executable, "-c", begin]).returncode == 9
+    assert os.listdir(tmp_path) == ["run.partial"]
+    assert Publisher("run", tmp_path).publish(1, {"w": torch.zeros(4)})[0].exists()
+    assert os.listdir(tmp_path) == ["run-v1.safetensors"]
 
 
 @pytest.mark.parametrize("name", ["qwen2, tied", "llama", "gpt2, learned positions, dropout 0.1"])
