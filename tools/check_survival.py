@@ -233,7 +233,8 @@ def again(kind: str, at: float, events: Sequence[AnyEvent]) -> dict[str, Any]:
 
 def controller(options: argparse.Namespace, run: Path) -> dict[str, Any]:
     """Kill it at each point in a run of its own, resume it there, and let it end."""
-    return {"points": [one_point(options, run.with_name(f"{run.name}-{n}"), n) for n in range(options.points)]}
+    numbers = range(options.first, min(options.first + options.points, len(POINTS)))
+    return {"points": [one_point(options, run.with_name(f"{run.name}-{n}"), n) for n in numbers]}
 
 
 def one_point(options: argparse.Namespace, run: Path, number: int) -> dict[str, Any]:
@@ -330,6 +331,7 @@ def main() -> int:
     parser.add_argument("what", choices=("children", "controller"))
     parser.add_argument("--steps", type=int, help=f"training steps (children: {FULL}, controller: 12)")
     parser.add_argument("--points", type=int, default=len(POINTS), help="how often the controller is killed")
+    parser.add_argument("--first", type=int, default=0, help="the first of these points")
     parser.add_argument("--kinds", default=",".join(KINDS), help="what is killed, of the children")
     parser.add_argument("--runs", type=Path, help="folder for the run folders (default: a new one)")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
