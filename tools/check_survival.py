@@ -234,7 +234,11 @@ def again(kind: str, at: float, events: Sequence[AnyEvent]) -> dict[str, Any]:
 def controller(options: argparse.Namespace, run: Path) -> dict[str, Any]:
     """Kill it at each point in a run of its own, resume it there, and let it end."""
     numbers = range(options.first, min(options.first + options.points, len(POINTS)))
-    return {"points": [one_point(options, run.with_name(f"{run.name}-{n}"), n) for n in numbers]}
+    points = []
+    for number in numbers:
+        points.append(one_point(options, run.with_name(f"{run.name}-{number}"), number))
+        print(in_words(points[-1]), file=sys.stderr, flush=True)  # the next one takes a minute
+    return {"points": points}
 
 
 def one_point(options: argparse.Namespace, run: Path, number: int) -> dict[str, Any]:
@@ -314,6 +318,10 @@ def score(model: Path) -> float:
     return float(json.loads(out)["score"])
 
 
+def in_words(figures: dict[str, Any]) -> str:
+    return "  ".join(f"{key} {value}" for key, value in figures.items())
+
+
 def live(arguments: Sequence[str]) -> int:
     """The command line in this process, with a trap set: arguments are the point, the run folder, the command."""
     from areal_async.cli import main as command_line
@@ -348,7 +356,7 @@ def main() -> int:
         print(json.dumps(told))
         return 0
     for one in (*told.pop("kills", ()), *told.pop("points", ()), *([told] if told else [])):
-        print("  ".join(f"{key} {value}" for key, value in one.items()))
+        print(in_words(one))
     print(f"folders: {runs}")
     return 0
 
