@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from areal_async.config import Config
 from areal_async.config_file import load_config
-from areal_async.testing.trainer import VOCAB_SIZE
+from areal_async.testing.small_run import write_model
 
 uvloop.new_event_loop().close()  # libuv opens a pipe for signals once a process, and keeps it
 
@@ -113,16 +112,7 @@ ROWS = 64
 def model(tmp_path: Path) -> Path:
     """128 character tokens; "z" ends an answer."""
     folder = tmp_path / "model"
-    folder.mkdir()
-    vocab = {chr(33 + number): number for number in range(VOCAB_SIZE)}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="!"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "z", "pad_token": "!"}))
-    (folder / "model.safetensors").touch()
-    (folder / "config.json").write_text(
-        json.dumps({"model_type": "qwen2", "vocab_size": VOCAB_SIZE, "max_position_embeddings": 512})
-    )
+    write_model(folder)
     return folder
 
 

@@ -25,9 +25,9 @@ from areal_async.core.orchestrator import Orchestrator
 from areal_async.core.view import PeerView, ServerView
 from areal_async.log.writer import RunLog
 from areal_async.messages import AnyRecord, Fail, Finish, Woke
-from areal_async.rollout.session import Session
-from areal_async.rollout.workflow import Prompt, Sample, SingleTurn
 from areal_async.testing.recipes import scripted
+
+from .waiting import Straggler, until
 
 Make = Callable[..., Config]
 
@@ -200,24 +200,6 @@ def test_no_such_run(
 
 
 # --------------------------------------------------------------------------------------------------------- whole runs
-
-
-class Straggler:
-    """The first prompt's answers wait for `go`."""
-
-    def __init__(self) -> None:
-        self.go = asyncio.Event()
-
-    async def run(self, session: Session, prompt: Prompt) -> Sample:
-        if prompt.position == 0:
-            await self.go.wait()
-        return await SingleTurn().run(session, prompt)
-
-
-async def until(there: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not there():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 @contextlib.asynccontextmanager

@@ -31,6 +31,8 @@ from areal_async.testing.vllm_server import (
     drawn_token,
 )
 
+from .waiting import until
+
 GENERATE = "/inference/v1/generate"
 ABORT = "/inference/v1/abort_requests"
 INFO = {"path": "/dev/shm/weights"}
@@ -100,12 +102,6 @@ async def house(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     monkeypatch.setattr(sessions, "PAUSE_S", 0.01)
     async with AsyncExitStack() as stack:
         yield await open_house(stack, folder, [7, 8])
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 (the scripted server has plain counters)
-            await asyncio.sleep(0.01)
 
 
 def seed(request: int = 0, turn: int = 0) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,6 +29,8 @@ from areal_async.testing.vllm_server import (
     drawn_logprob,
     drawn_token,
 )
+
+from .waiting import until
 
 GENERATE = "/inference/v1/generate"
 INFO = {"path": "/dev/shm/weights"}
@@ -57,12 +59,6 @@ async def client(server: ScriptedServer) -> AsyncIterator[VllmClient]:
 
 def sampling(max_tokens: int = 40, seed: int = 5, stop: tuple[int, ...] = ()) -> Sampling:
     return Sampling(temperature=1.0, max_tokens=max_tokens, stop_token_ids=stop, seed=seed)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 (the scripted server has plain counters)
-            await asyncio.sleep(0.01)
 
 
 def assert_drawn(answer: Completion, versions: list[int], seed: int = 5) -> None:

@@ -124,7 +124,6 @@ class Auditor:
     def __init__(self) -> None:
         self.findings = Findings()
         self._at = 0.0
-        self._note_at = 0.0
         self._end = ""
         self._after_end = 0
         self._stop_asked = False

@@ -4,7 +4,7 @@ What always holds: of a step that is over this keeps which groups and members it
 samples and advantages; so the same batch is known again after training went back.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from areal_async.audit import batch
 from areal_async.audit.books import FATES, HANDED, READY, Books, Group
@@ -412,8 +412,3 @@ class Steps:
 
     def _listed_checkpoints(self) -> str:
         return batch.listed(self.checkpoints) or "none"
-
-
-def listed_lags(lags: Mapping[int, int]) -> str:
-    """ "0: 12, 1: 4"."""
-    return ", ".join(f"{lag}: {count}" for lag, count in sorted(lags.items()))

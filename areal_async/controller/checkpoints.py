@@ -12,7 +12,6 @@ is complete. What goes wrong is told to the core, and the run goes on.
 
 import asyncio
 import logging
-import os
 import secrets
 import shutil
 import time
@@ -24,6 +23,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from areal_async import disk
 from areal_async.controller.crew import Crew
 from areal_async.errors import ArealError
 from areal_async.messages import AnyEvent, Checkpoint, CheckpointDone, Failed, Version
@@ -192,15 +192,15 @@ def _complete(temporary: Path, folder: Path, state: CheckpointState) -> None:
     described = temporary / STATE
     described.write_bytes(msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(state, files=sizes))))
     for path in (*files, described, *(path for path in temporary.rglob("*") if path.is_dir()), temporary):
-        _sync(path)
+        disk.sync(path)
     _remove([folder] if folder.exists() else [])
     temporary.rename(folder)
     marker = folder / MARKER
     try:
-        _sync(folder.parent)
+        disk.sync(folder.parent)
         marker.touch()
-        _sync(marker)
-        _sync(folder)
+        disk.sync(marker)
+        disk.sync(folder)
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -210,16 +210,8 @@ def _remove(folders: list[Path]) -> None:
     """The marker first, so that what is left is no checkpoint, whenever this is interrupted."""
     for folder in folders:
         (folder / MARKER).unlink(missing_ok=True)
-        _sync(folder)
+        disk.sync(folder)
         shutil.rmtree(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _all(root: Path) -> Iterator[Path]:

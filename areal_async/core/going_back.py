@@ -7,7 +7,6 @@ ledger balances as before. docs/resume.md says what is kept, and why nothing can
 
 from collections.abc import Iterator
 
-from areal_async.core.ledger import Group
 from areal_async.core.parts import Parts
 from areal_async.messages import AnyCommand, AnyEvent, Cancel, Fail, RolledBack
 
@@ -40,7 +39,7 @@ def _too_long(parts: Parts) -> Iterator[Fail]:
     longest = max(
         (
             (sample.done.prompt_tokens + sample.done.length, sample.id)
-            for group in _trainable(parts)
+            for group in parts.ledger.groups.values()  # outstanding, or in training from the checkpoint on
             for sample in group.samples
             if sample.done is not None
         ),
@@ -51,7 +50,3 @@ def _too_long(parts: Parts) -> Iterator[Fail]:
             why=f"sample {longest[1]}, which is yet to be trained, has {longest[0]} tokens, and"
             f" train.max_tokens_per_microbatch is now {capacity}: resume with at least {longest[0]}"
         )
-
-
-def _trainable(parts: Parts) -> Iterator[Group]:
-    yield from parts.ledger.groups.values()  # outstanding, or in training from the checkpoint on

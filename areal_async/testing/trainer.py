@@ -20,12 +20,13 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from areal_async import disk
 from areal_async.errors import TrainerError
 from areal_async.messages import (
     PROTOCOL,
@@ -231,13 +232,10 @@ class ScriptedRank:
         return msgspec.json.encode(_Checkpointed(self._version, self._state, self.rank, self.world, books))
 
     def _write_checkpoint(self, folder: Path, content: bytes) -> int:
-        with (folder / f"rank-{self.rank}.json").open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        descriptor = os.open(folder, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        path = folder / f"rank-{self.rank}.json"
+        path.write_bytes(content)
+        disk.sync(path)
+        disk.sync(folder)
         return len(content)
 
     def _begin_writing(self, message: AnyWire) -> None:
@@ -294,20 +292,6 @@ class ScriptedRank:
         if self._books is not None:
             with self._books.open("a") as file:
                 file.write(json.dumps(line) + "\n")
-
-
-def surviving(books: Path) -> list[dict[str, Any]]:
-    """The lines of the books that belong to the history that survived: a step on a newer branch takes the place of all
-    steps of older branches from it on."""
-    lines: list[dict[str, Any]] = [json.loads(line) for line in books.read_text().splitlines()]
-    first: dict[int, int] = {}
-    for line in lines:
-        first[line["branch"]] = min(line["step"], first.get(line["branch"], line["step"]))
-    return [
-        line
-        for line in lines
-        if not any(branch > line["branch"] and step <= line["step"] for branch, step in first.items())
-    ]
 
 
 def _begin(folder: Path) -> tuple[int, int]:

@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 
+from areal_async import disk
 from areal_async.errors import TrainerError
 from areal_async.messages import Version
 
@@ -98,7 +99,7 @@ def save(engine: "DeepSpeedEngine", folder: Path, version: Version, updates: int
     nbytes = file.close()
     if rank == 0:
         nbytes += _write_synced(folder / INDEX, msgspec.json.format(msgspec.json.encode(index)))
-    _sync(folder)
+    disk.sync(folder)
     return nbytes
 
 
@@ -188,14 +189,10 @@ def _random_states() -> dict[str, Tensor]:
 
 def _write_synced(path: Path, content: bytes) -> int:
     try:
-        with path.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        path.write_bytes(content)
+        disk.sync(path)
     except OSError as error:
-        raise TrainerError(
-            f"checkpoint: {path} can't be written: {error}; is there room, and may this process write there?"
-        ) from error
+        raise _not_written(path, error) from error
     return len(content)
 
 
@@ -203,14 +200,6 @@ def _not_written(path: Path, error: OSError) -> TrainerError:
     return TrainerError(
         f"checkpoint: {path} can't be written: {error}; is there room, and may this process write there?"
     )
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ----------------------------------------------------------------------------------------------------------- reading

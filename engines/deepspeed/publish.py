@@ -14,6 +14,7 @@ from typing import Final
 from safetensors.torch import save_file
 from torch import Tensor
 
+from areal_async import disk
 from areal_async.errors import TrainerError
 from areal_async.messages import Version
 
@@ -45,10 +46,10 @@ class Publisher:
             save_file(tensors, partial, metadata={"format": "pt", "version": str(version)})
             nbytes = partial.stat().st_size
             if self._folder != SHM:  # another host may read it, and a name must not be there before its bytes are
-                _sync(partial)
+                disk.sync(partial)
             partial.rename(path)
             if self._folder != SHM:
-                _sync(self._folder)
+                disk.sync(self._folder)
         except Exception as error:  # safetensors raises its own class when the folder fills up meanwhile
             raise TrainerError(f"version {version} could not be published to {path}: {error}") from error
         finally:
@@ -84,12 +85,3 @@ class Publisher:
                 f"version {version} can't be published: {self._folder} has {free / MIB:.0f} MiB free, "
                 f"{needed / MIB:.0f} needed ({there} in it); {remedy}"
             )
-
-
-def _sync(path: Path) -> None:
-    """Have the file's bytes, or the folder's names, on the disk before going on."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,9 +4,9 @@ What always holds: `equal(v, v)` is true, and `equal` is symmetric; a number nev
 except a decimal and what rounds to it (Policy.rounding_digits); work is bounded by MAX_COMPARISONS and symbolic.Work.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -45,8 +45,6 @@ LONGEST_PRODUCT: Final = 3
 """Letters that may be variables next to each other and no word."""
 SIGNIFICANT: Final = 3
 """Digits that a rounded decimal must show: 0.000000 is no rounding of 1/2^99."""
-
-Same: TypeAlias = Callable[[Value, Value], bool]
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):

@@ -101,7 +101,6 @@ TABLE: Final = _table()
 DEGREE: Final = TABLE["degree"]
 DOLLAR: Final = TABLE["dollar"]
 SIGNS: Final = {"$": DOLLAR, "€": TABLE["euro"], "£": TABLE["gbp"], "¥": TABLE["yen"], "₹": TABLE["rupee"]}
-LONGEST_POWER: Final = 9
 MANY_FACTORS: Final = 6
 
 _FACTOR = re.compile(r"([A-Za-zμ.]+)(?:\^\{?(-?\d)\}?)?\Z")

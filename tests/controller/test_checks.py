@@ -1,7 +1,7 @@
 """The pool of reward workers against a wire and processes that a test holds in its hands: whatever the order."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ from areal_async.core import restarts
 from areal_async.errors import LaunchError, WireError
 from areal_async.launch.recipes import Recipes
 from areal_async.messages import Hello, RewardSpec, ScoreResult, ScoreTask, Verdict
+
+from ..waiting import until
 
 TURNS = 12  # of the loop, after which everything that can go on has gone on
 
@@ -455,9 +457,3 @@ async def test_without_a_core_a_worker_that_is_lost_too_often_is_the_end(
     assert isinstance(error, LaunchError)
     assert "rewards.0 was lost once more after 2 restarts" in str(error)
     assert "rewards.0 was ended by SIGKILL" in str(error)
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)

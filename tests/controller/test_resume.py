@@ -33,11 +33,11 @@ from areal_async.messages import (
     StartSample,
 )
 from areal_async.rollout.workflow import Prompt
+from areal_async.testing.books import read_trainer, surviving
 from areal_async.testing.crash import Life, Point
 from areal_async.testing.lives import LifeEnd, live
 from areal_async.testing.recipes import scripted
 from areal_async.testing.small_run import write_small_run
-from areal_async.testing.trainer import surviving
 
 KILLED = -signal.SIGKILL
 
@@ -97,8 +97,8 @@ def resumed(lives: Lives, **options: Any) -> None:
 def batches(lives: Lives) -> dict[int, set[int]]:
     """Groups of each step of the history that survived."""
     found: dict[int, set[int]] = {}
-    for line in surviving(lives.books):
-        found.setdefault(line["step"], set()).update(line["groups"])
+    for line in surviving(read_trainer(lives.books)):
+        found.setdefault(line.step, set()).update(line.groups)
     return found
 
 
@@ -125,7 +125,7 @@ def test_after_kill_9_steps_are_trained_again_with_the_same_batches_and_nothing_
     for line in lines:
         if line["branch"] == 1 and line["step"] in first:
             assert {**line, "branch": 0} == first[line["step"]]  # samples, advantages, arrays' checksum, weights
-    trained = [sample for line in surviving(lives.books) for sample in line["samples"]]
+    trained = [sample for line in surviving(read_trainer(lives.books)) for sample in line.samples]
     assert len(trained) == len(set(trained)) == 6 * 2 * 2
     asked = [json.loads(line) for line in lives.server_book.read_bytes()[before:].splitlines()]
     again = {entry["request_id"].partition("-")[0] for entry in asked} & graded
@@ -168,7 +168,7 @@ def test_a_resume_that_is_killed_can_be_resumed(lives: Lives) -> None:
     for place in ("reading", "going back", "sent"):
         assert lives.live(Point(place, 1), resume=True).code == KILLED
     resumed(lives)
-    trained = [sample for line in surviving(lives.books) for sample in line["samples"]]
+    trained = [sample for line in surviving(read_trainer(lives.books)) for sample in line.samples]
     assert len(trained) == len(set(trained)) == 6 * 2 * 2
     assert [row.branch for row in lives.rows()][-1] >= 2
     steps: list[int] = []
@@ -189,7 +189,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_back(tmp_path: Path) -> 
     for line in lives.trained():
         by_step.setdefault((line["step"], line["branch"]), set()).update(line["samples"])
     assert by_step[2, 0] == by_step[2, 1] == by_step[2, 2]
-    trained = [sample for line in surviving(lives.books) for sample in line["samples"]]
+    trained = [sample for line in surviving(read_trainer(lives.books)) for sample in line.samples]
     assert len(trained) == len(set(trained)) == 6 * 2 * 2
 
 
@@ -258,7 +258,7 @@ async def test_a_run_that_failed_goes_on_when_the_cause_is_gone(tmp_path: Path) 
     async with Controller(config, resume=True, recipes=scripted(books=books)) as run:
         result = await run.run()
     assert (result.reason, result.steps) == ("steps_done", 6)
-    trained = [sample for line in surviving(books) for sample in line["samples"]]
+    trained = [sample for line in surviving(read_trainer(books)) for sample in line.samples]
     assert len(trained) == len(set(trained)) == 6 * 2 * 2
 
 
@@ -271,7 +271,7 @@ def test_after_a_loss_of_power_arrays_may_be_gone_that_the_log_tells_of(lives: L
     end = lives.live(resume=True)
     assert end.code == 0, end.said
     assert f"cut at offset {last.offset} of" in end.said
-    trained = [sample for line in surviving(lives.books) for sample in line["samples"]]
+    trained = [sample for line in surviving(read_trainer(lives.books)) for sample in line.samples]
     assert len(trained) == len(set(trained)) == 6 * 2 * 2
 
 

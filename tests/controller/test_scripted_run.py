@@ -26,6 +26,8 @@ from areal_async.testing.recipes import scripted
 from areal_async.testing.trainer import VOCAB_SIZE
 from areal_async.testing.vllm_server import drawn_token
 
+from ..waiting import Straggler
+
 Make = Callable[..., Config]
 EOS = ord("z") - 33
 GROUP_STATES = ("trained", "filtered", "stale", "failed", "cancelled", "outstanding", "training")
@@ -89,18 +91,6 @@ def plain_answer(seed: int, version: int, limit: int = 64) -> list[int]:
     while len(tokens) < limit and (not tokens or tokens[-1] != EOS):
         tokens.append(drawn_token(seed, version, len(tokens), VOCAB_SIZE))
     return tokens
-
-
-class Straggler:
-    """The first prompt's answers come when `go` is set."""
-
-    def __init__(self) -> None:
-        self.go = asyncio.Event()
-
-    async def run(self, session: Session, prompt: Prompt) -> Sample:
-        if prompt.position == 0:
-            await self.go.wait()
-        return await SingleTurn().run(session, prompt)
 
 
 async def test_the_batch_waits_for_a_straggler_and_says_so(make_config: Make) -> None:

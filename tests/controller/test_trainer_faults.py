@@ -1,7 +1,6 @@
 """Trainer ranks that die, stand still or fail at any moment: whole runs with scripted peers, judged by their books."""
 
 import asyncio
-import json
 import os
 import signal
 import time
@@ -18,8 +17,9 @@ from areal_async.core import restarts
 from areal_async.errors import LaunchError, RunFailed
 from areal_async.log.reader import read_records
 from areal_async.messages import Failed, Joined, Lost, Published, Restart, RolledBack, SampleDone, StepDone
+from areal_async.testing.books import Line, read_trainer, surviving
 from areal_async.testing.recipes import scripted
-from areal_async.testing.trainer import Die, Fail, Silent, TrainerOrder, surviving
+from areal_async.testing.trainer import Die, Fail, Silent, TrainerOrder
 from areal_async.wire import beats
 
 pytestmark = pytest.mark.slow
@@ -41,14 +41,9 @@ def messages(folder: Path, *kinds: type) -> list[Any]:
     return [record.message for record in read_records(folder / "log") if isinstance(record.message, kinds)]
 
 
-def lines(books: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in books.read_text().splitlines()]
-
-
-def batch(book: Sequence[dict[str, Any]]) -> list[tuple[str, float, int]]:
+def batch(book: Sequence[Line]) -> list[tuple[str, float, int]]:
     """What the ranks trained in one step: samples, their advantages and lengths."""
-    fields = ("samples", "advantages", "lengths")
-    return sorted(item for line in book for item in zip(*(line[field] for field in fields), strict=True))
+    return sorted(item for line in book for item in zip(line.samples, line.advantages, line.lengths, strict=True))
 
 
 def check(result: RunResult, books: Path, config: Config) -> None:
@@ -57,22 +52,22 @@ def check(result: RunResult, books: Path, config: Config) -> None:
     assert result.reason == "steps_done"
     assert result.model is not None
     assert (result.model / "version").read_text() == str(STEPS)
-    last = surviving(books)
-    assert sorted((line["step"], line["rank"]) for line in last) == [(s, r) for s in range(STEPS) for r in range(2)]
-    trained = [sample for line in last for sample in line["samples"]]
+    last = surviving(read_trainer(books))
+    assert sorted((line.step, line.rank) for line in last) == [(s, r) for s in range(STEPS) for r in range(2)]
+    trained = [sample for line in last for sample in line.samples]
     assert len(trained) == len(set(trained)) == STEPS * config.train.batch_groups * config.rollout.group_size
-    wanted = {step: batch([line for line in last if line["step"] == step]) for step in range(STEPS)}
-    state = {line["step"]: line["state"] for line in last}
-    whole = {(line["branch"], line["step"]): 0 for line in lines(books)}
-    for line in lines(books):
-        whole[line["branch"], line["step"]] += 1
-        assert line["state"] == state[line["step"]], "another history"
+    wanted = {step: batch([line for line in last if line.step == step]) for step in range(STEPS)}
+    state = {line.step: line.state for line in last}
+    whole = {(line.branch, line.step): 0 for line in read_trainer(books)}
+    for line in read_trainer(books):
+        whole[line.branch, line.step] += 1
+        assert line.state == state[line.step], "another history"
     for (branch, step), ranks in whole.items():
         if ranks == 2:  # else a rank died before it could write
-            book = [line for line in lines(books) if (line["branch"], line["step"]) == (branch, step)]
+            book = [line for line in read_trainer(books) if (line.branch, line.step) == (branch, step)]
             assert batch(book) == wanted[step], f"step {step} of branch {branch} had another batch"
     back = messages(result.folder, RolledBack)
-    assert len({line["branch"] for line in lines(books)}) <= len(back) + 1
+    assert len({line.branch for line in read_trainer(books)}) <= len(back) + 1
     for row in result.rows:
         assert row.lag_max <= config.rollout.max_staleness
 
@@ -167,7 +162,7 @@ async def test_a_step_that_always_fails_ends_the_run_with_the_first_cause(make_c
         await run_all(config, books, orders)
     (folder,) = (tmp_path / "runs").iterdir()
     assert [event.id for event in messages(folder, Failed) if event.of == "train"] == ["3", "3", "3"]
-    assert {line["step"] for line in lines(books)} == {0, 1, 2}
+    assert {line.step for line in read_trainer(books)} == {0, 1, 2}
 
 
 async def test_ranks_that_cannot_be_started_again(make_config: Make, tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """What every walk of hypothesis over a `World` may do besides its own rules: wait, be told again, be told late."""
 
+from collections.abc import Mapping
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from .servers import Book
 from .world import World
 
 
@@ -13,6 +16,13 @@ class WorldMachine(RuleBasedStateMachine):
 
     def _running(self) -> bool:
         return self.world.end is None
+
+    def lose_one(self, peers: Mapping[str, Book], which: int) -> bool:
+        """Whether there was one that may be lost; it is then."""
+        names = [name for name, book in peers.items() if book.may_be_lost]
+        if names:
+            self.world.lose(names[which % len(names)])
+        return bool(names)
 
     @precondition(lambda self: self._running() and self.world.core.next_wakeup() is not None)
     @rule()

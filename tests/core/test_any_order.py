@@ -139,10 +139,8 @@ class AnyOrder(WorldMachine):
     @precondition(_running)
     @rule(which=st.integers(0, 4))
     def a_server_or_reward_worker_dies(self, which: int) -> None:
-        names = [name for name, book in self.world.peers.items() if book.may_be_lost]
-        if names and self.losses < LOSSES:
-            self.losses += 1
-            self.world.lose(names[which % len(names)])
+        if self.losses < LOSSES:
+            self.losses += self.lose_one(self.world.peers, which)
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

@@ -142,10 +142,8 @@ class GoingBack(WorldMachine):
     @precondition(lambda self: self._running())
     @rule(which=st.integers(0, 4))
     def a_server_or_reward_worker_dies(self, which: int) -> None:
-        names = [name for name, book in self.world.peers.items() if book.may_be_lost]
-        if names and self.backs < BACKS:
-            self.backs += 1
-            self.world.lose(names[which % len(names)])
+        if self.backs < BACKS:
+            self.backs += self.lose_one(self.world.peers, which)
 
     @precondition(lambda self: self.backs < BACKS and self.world.checkpoints.points)
     @rule(ranks=st.integers(1, 3), tokens=st.integers(10, 40), places=st.integers(0, 9), servers=st.integers(1, 3))

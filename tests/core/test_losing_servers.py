@@ -118,16 +118,12 @@ class LosingServers(WorldMachine):
     @precondition(_running)
     @rule(which=st.integers(0, 2))
     def a_server_dies(self, which: int) -> None:
-        names = [name for name, book in self.world.servers.items() if book.may_be_lost]
-        if names:
-            self.world.lose(names[which % len(names)])
+        self.lose_one(self.world.servers, which)
 
     @precondition(_running)
     @rule(which=st.integers(0, 1))
     def a_reward_worker_dies(self, which: int) -> None:
-        names = [name for name, book in self.world.workers.items() if book.may_be_lost]
-        if names:
-            self.world.lose(names[which % len(names)])
+        self.lose_one(self.world.workers, which)
 
     @precondition(lambda self: self._running() and (self.world.find("swap") or self.world.find("restart")))
     @rule(which=st.integers(0, 2), outcome=st.sampled_from(["failed", "failed", 1.0]))

@@ -7,7 +7,6 @@ hold whatever the order is checked while they are made; a broken one raises `Bro
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -19,17 +18,13 @@ from areal_async.messages import (
     Cancel,
     Checkpoint,
     CheckpointDone,
-    DataEnded,
     Evaluate,
-    EvaluationDone,
     Fail,
-    Failed,
     Finish,
     Forget,
     Joined,
     Lost,
     Publish,
-    Published,
     ReadGroup,
     Release,
     Restart,
@@ -37,12 +32,10 @@ from areal_async.messages import (
     Rules,
     SampleDone,
     Score,
-    Scored,
     StartSample,
     StepDone,
     StopRequested,
     Swap,
-    Swapped,
     Train,
     Woke,
     group_of,
@@ -53,48 +46,15 @@ from . import expected, promises
 from .answers import event_of
 from .checkpoints import CheckpointBook, TrainerBook
 from .servers import Book, EvaluationBook, ServerBook, check_swap
+from .world_books import GroupBook, Notes
+from .world_checks import Broken, Checks, hold, make_rules
+
+__all__ = ["Broken", "GroupBook", "World", "hold", "make_rules"]
 
 Key: TypeAlias = tuple[str, ...]
 
 
-class Broken(AssertionError):
-    """A rule of the core doesn't hold."""
-
-
-def hold(condition: bool, what: str) -> None:
-    if not condition:
-        raise Broken(what)
-
-
-def make_rules(**changes: object) -> Rules:
-    base: dict[str, object] = {
-        "seed": 0,
-        "steps": 4,
-        "batch_groups": 2,
-        "group_size": 1,
-        "max_staleness": 1,
-        "max_concurrent": 1000,
-        "minibatches": 1,
-        "ranks": 1,
-        "max_tokens_per_microbatch": 1000,
-        "max_new_tokens": 500,
-    }
-    return Rules(**{**base, **changes})  # type: ignore[arg-type]
-
-
-@dataclass
-class GroupBook:
-    """What the world has seen of a group. outcomes: of members: a reward, None (no reward), or "failed". ready: the
-    step that came next when it got ready."""
-
-    position: int
-    outcomes: dict[int, float | str | None] = field(default_factory=dict)
-    fate: str = "open"
-    floor: int | None = None
-    ready: int = 0
-
-
-class World:
+class World(Checks, Notes):
     """Holds what the core has asked for (`pending`) until the test has it answered."""
 
     def __init__(self, rules: Rules, *, servers: int = 1, workers: int = 1, prompts: int | None = None) -> None:
@@ -388,75 +348,6 @@ class World:
             if book.fate == "open"
         ) - len(self.held)
 
-    def check_balance(self) -> None:
-        """The core's balance against the books."""
-        if self.end is not None:
-            return
-        size, per_step = self.rules.group_size, self.rules.batch_groups
-        trained = (self.trained - self.first) * per_step
-        books = {
-            "admitted": len(self.groups),
-            "trained": trained,
-            "training": self.fates("handed") - trained,
-            "filtered": self.fates("filtered"),
-            "failed": self.fates("failed"),
-            "cancelled": self.fates("cancelled"),
-            "outstanding": self.outstanding,
-            "stale": self.fates("stale"),
-        }
-        balance = self.core.balance()
-        hold({key: balance[key] for key in books} == books, f"balance {balance}, books {books}")
-        hold(balance["samples_stale"] == self._stale_samples, f"stale samples: {balance}, books {self._stale_samples}")
-        samples = sum(balance[f"samples_{key}"] for key in books if key != "admitted")
-        hold(samples == balance["samples_admitted"] == len(self.groups) * size, f"samples don't balance: {balance}")
-        done = sum(len(train.samples) for train in self.history[: self.trained - self.first])
-        hold(balance["samples_trained"] == done, f"samples trained: {balance}, books {done}")
-        hold(self.core.step * per_step == self.first * per_step + self.fates("handed"), "handed is not B times step")
-
-    def _check_going_on(self) -> None:
-        """Where batches don't wait for anybody's age, the trainer trains as soon as it can."""
-        if self.rules.when_older == "wait" or self.end is not None or self.stopping or self.trained >= self.rules.steps:
-            return
-        busy = self.published is None or self.find("train") or self.find("publish") or self.find("checkpoint")
-        busy = busy or self.trainer.works_since is None
-        hold(bool(busy) or self.fates("ready") < self.rules.batch_groups, "a batch is ready and isn't trained")
-
-    def _check_left(self) -> None:
-        """Of a group whose life is over nothing is under way, and nothing is in memory."""
-        left, self._left = set(self._left), []
-        if not left or self.end is not None:
-            return
-        hold(not any(group_of(name) in left for name in self._kept), "an answer is never forgotten")
-        under_way = [key for key in self.pending if key[0] in ("sample", "score") and group_of(key[1]) in left]
-        hold(not under_way, f"goes on after the end of its group: {under_way}")
-        self.held = {name for name in self.held if group_of(name) not in left}
-
-    def _check_released(self) -> None:
-        """What nothing can ask for is released, so that neither memory nor disk grow with the run."""
-        if self.end is None:
-            missed = {name for name in self.came - self.checkpoints.released if not self._may_be_asked_for(name)}
-            hold(not missed, f"never released: {sorted(missed)[:5]}")
-
-    def _may_be_asked_for(self, name: str) -> bool:
-        """Whether a sample that has arrays can be trained or checked, now or after going back."""
-        number = group_of(name)
-        book = self.groups[number]
-        outcome = book.outcomes.get(int(name.partition(".")[2]), 0.0)
-        if book.fate == "open":
-            return outcome != "failed"
-        if book.fate == "handed" and self.step_of[number] < self.checkpoints.oldest:
-            return False
-        return book.fate in ("ready", "handed") and isinstance(outcome, float)
-
-    def _check_held(self) -> None:
-        """What has to start again does as soon as it can."""
-        if self.end is not None or self.stopping or not self.workers:
-            return
-        for name in self.held:
-            floor = self.groups[group_of(name)].floor or 0
-            free = self.in_flight + self.rules.group_size <= self.rules.max_concurrent
-            hold(not self.holders(floor) or not free, f"{name} is held, although a server holds version {floor}")
-
     def _carry_out(self, command: AnyCommand) -> None:
         hold(self.end is None, f"{command} after the end")
         match command:
@@ -524,18 +415,6 @@ class World:
         safe = self.trainer.works_since is None or not self.checkpoints.is_due(self.trained, self.clock, stops=True)
         hold(command.reason != "stopped" or safe, "stops without a checkpoint")
         self.end = command
-
-    def _check_due(self, at: float) -> None:
-        """What is due at this time was said, and the core wants to be woken for the rest."""
-        dues = [book.due for book in (*self.peers.values(), self.trainer) if book.due is not None]
-        if self.end is not None or self.stopping:
-            return
-        hold(not self.unchecked, "goes on although a reward worker was lost too often")
-        if not dues:
-            return
-        hold(min(dues) > at, f"one that was lost was to be started again at {min(dues)}, it is {at}")
-        wakeup = self.core.next_wakeup()
-        hold(wakeup is not None and wakeup <= min(dues), f"wants to be woken at {wakeup}, due is {min(dues)}")
 
     def _admit(self, command: ReadGroup) -> None:
         hold(command.group == len(self.groups), "group ids are a running number")
@@ -615,15 +494,6 @@ class World:
             self._drop(command.step + 1)
         self.pending["train", str(command.step)] = command
 
-    def _check_turn(self, command: Train) -> None:
-        """The earliest deadlines come first, then the earliest admissions; so no ready group is passed by for long."""
-        ready = {n: book.floor or 0 for n, book in self.groups.items() if book.fate == "ready"}
-        first = sorted(ready, key=lambda number: (ready[number], number))[: len(command.groups)]
-        hold(sorted(first) == list(command.groups), f"trains {command.groups}, but it is the turn of {first}")
-        for number in first:
-            latest = max(self.groups[number].ready, ready[number] + self.rules.max_staleness + 1)
-            hold(command.step <= latest + self.rules.max_staleness, f"group {number} was ready for {latest}")
-
     def _drop(self, step: int) -> None:
         """Groups that can't be trained in `step` or later without a token over the bound."""
         for number, book in self.groups.items():
@@ -668,71 +538,6 @@ class World:
             held = [self.servers[name].holds[1] for name in self.holders(command.floor)] or [command.floor]
             versions = self.oldest.get((command.sample, command.attempt), min(held)), max(held)
         return event_of(command, outcome, at=self.tick(), prompts=self.prompts, versions=versions)
-
-    def _note(self, event: AnyEvent) -> None:
-        """The books' own view of an answer."""
-        match event:
-            case DataEnded(group=group):
-                self._settle_fate(group, "cancelled")
-            case Failed(of="group", id=name):
-                self._settle_fate(int(name), "failed")
-            case SampleDone(sample=sample, reward=reward):
-                self.came.add(sample)
-                if event.prompt_tokens + event.length > self.rules.max_tokens_per_microbatch:
-                    self._attempt_failed(sample)
-                    return
-                self.done[sample] = event
-                self._kept.add(sample)
-                if reward is not None:
-                    self._outcome(sample, expected.usable(self.rules, reward, event))
-            case Scored(sample=sample, reward=reward):
-                self._outcome(sample, expected.usable(self.rules, reward, self.done[sample]))
-            case Failed(of="sample", id=sample):
-                self._attempt_failed(sample)
-            case StepDone(step=step):
-                self.trained += 1
-                self.checkpoints.trained(self.trained)
-                self._left += self.formed[step].groups
-            case CheckpointDone(version=version):
-                others = self.checkpoints.kept[-(self.rules.checkpoint_keep - 1) :]
-                keep = tuple(others) if self.rules.checkpoint_keep > 1 else ()
-                self.checkpoints.done(Checkpoint(version=version, branch=self.branch, keep=keep), event.at)
-            case Lost(peer="trainer") | Failed(of="train" | "publish"):
-                self.trainer.lose_at(event.at, self.trained)
-                self.published = None  # it went with its processes
-            case Joined(peer="trainer"):
-                self.trainer.works_since = self.checkpoints.last_at = event.at
-            case Published(version=version, branch=branch) if branch == self.branch:
-                self.published = (branch, version)
-                self._due = self.checkpoints.is_due(version, event.at, stops=self.stopping)
-            case Swapped(server=server, version=version, branch=branch):
-                self.servers[server].swap(branch, version, event.at)
-            case Failed(of="swap", id=server):
-                self.servers[server].failed_swaps += 1
-                if self.servers[server].failed_swaps == 3:
-                    self.servers[server].lose(event.at)
-            case Lost(id=name):
-                self.peers[name].lose(event.at)
-            case Joined(peer="rewards", id=name):
-                self.workers.setdefault(name, Book(self.rules.max_worker_restarts)).works_since = event.at
-            case Joined(peer="server", id=name):
-                self.servers.setdefault(name, ServerBook(self.rules.max_restarts))
-            case EvaluationDone(version=version):
-                self.evaluations.done(version)
-            case Failed(of="evaluation"):
-                self.evaluations.failed()
-
-    def _attempt_failed(self, sample: str) -> None:
-        self.failures[sample] += 1
-        if self.failures[sample] > self.rules.retries:
-            self._outcome(sample, "failed")
-
-    def _outcome(self, sample: str, outcome: float | str | None) -> None:
-        book = self.groups[group_of(sample)]
-        book.outcomes[int(sample.partition(".")[2])] = outcome
-        fate = expected.fate(self.rules, book.outcomes, self._answers(group_of(sample)))
-        if fate != "open":
-            self._settle_fate(group_of(sample), fate)
 
 
 def _content(train: Train) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,8 @@ import pytest
 
 from areal_async.errors import LaunchError
 from areal_async.launch.child import GUARD, Child, ChildSpec
+
+from ..waiting import wait_until
 
 # A tree of four: itself, one in a session of its own, one that ignores SIGTERM in yet another, and a double fork.
 # Each writes its pid to the folder argv[1] when it is ready; argv[2] is a name for a file in /dev/shm.
@@ -327,15 +329,6 @@ def tree_pids(folder: Path, deadline_s: float = 20.0) -> list[int]:
     """Pids of a `TREE`, once all of it stands."""
     wait_until(lambda: all((folder / f"{name}.pid").exists() for name in TREE_NAMES), deadline_s)
     return [int((folder / f"{name}.pid").read_text()) for name in TREE_NAMES]
-
-
-def wait_until(condition: Callable[[], bool], deadline_s: float) -> float:
-    """Seconds until the condition held."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < deadline_s, "waited too long"
-        time.sleep(0.02)
-    return time.monotonic() - begin
 
 
 def alive(pids: Iterable[int]) -> list[int]:

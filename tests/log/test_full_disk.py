@@ -35,6 +35,8 @@ from areal_async.messages import (
     Woke,
 )
 
+from ..waiting import until
+
 RULES = Rules(
     seed=1, steps=2, batch_groups=2, group_size=2, max_staleness=1, max_concurrent=4, minibatches=1, ranks=1,
     max_tokens_per_microbatch=64,
@@ -110,12 +112,6 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         made = Bench(log)
         yield made
         made.turn.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 async def test_nothing_is_carried_out_until_there_is_room(

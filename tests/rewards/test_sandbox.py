@@ -18,6 +18,8 @@ from areal_async.messages import RewardSpec, ScoreResult, ScoreTask
 from areal_async.rewards import cgroups, limits
 from areal_async.rewards.sandbox import Sandbox
 
+from ..waiting import wait_until
+
 SpecOf = Callable[..., RewardSpec]
 TaskOf = Callable[..., ScoreTask]
 Encode = Callable[[str], bytes]
@@ -255,10 +257,3 @@ def alive(pids: Iterable[int]) -> list[int]:
         except psutil.NoSuchProcess:
             continue
     return found
-
-
-def wait_until(condition: Callable[[], bool], deadline_s: float) -> None:
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < deadline_s, "waited too long"
-        time.sleep(0.01)

@@ -9,7 +9,8 @@ import pytest
 
 from areal_async.errors import TrainerError
 from areal_async.messages import CheckpointSaved, SaveCheckpoint, StepDone
-from areal_async.testing.trainer import ScriptedRank, surviving
+from areal_async.testing.books import read_trainer, surviving
+from areal_async.testing.trainer import ScriptedRank
 from areal_async.wire.dealer import Request
 
 from .world import make_batch, spec_for
@@ -47,7 +48,7 @@ def test_another_number_of_ranks_goes_on_in_the_same_state(tmp_path: Path) -> No
     lines = [json.loads(line) for line in books.read_text().splitlines()]
     assert lines[-1]["state"] == lines[4]["state"] != lines[2]["state"]
     assert lines[-1]["samples"] != lines[4]["samples"]  # of one rank, and of all
-    assert [(line["step"], line["branch"], line["rank"]) for line in surviving(books)] == [
+    assert [(line.step, line.branch, line.rank) for line in surviving(read_trainer(books))] == [
         (0, 0, 0),
         (0, 0, 1),
         (1, 0, 0),

@@ -19,6 +19,8 @@ from areal_async.wire import beats, dealer, frames, router
 from areal_async.wire.dealer import Dealer, Request
 from areal_async.wire.router import Router
 
+from ..waiting import until
+
 SECRET = "s3cret"
 Hellos = Callable[..., Hello]
 Run = Callable[[Any], Any]
@@ -88,12 +90,6 @@ def echo(connection: Dealer, request: Request) -> None:
 
 def keep(connection: Dealer, request: Request) -> None:
     """Never answers."""
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  (conditions of threads and sockets have no event)
-            await asyncio.sleep(0.01)
 
 
 def probe(id: str) -> Probe:

@@ -8,7 +8,7 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -82,12 +82,6 @@ async def until_healthy(client: VllmClient, child: Child) -> None:
         if time.monotonic() > deadline:
             sys.exit(f"the server was not ready after {START_S:g} s: {child.why()}")
         await asyncio.sleep(LOOK_S)
-
-
-async def seconds_of(call: Callable[[], Awaitable[object]]) -> float:
-    begun = time.perf_counter()
-    await call()
-    return time.perf_counter() - begun
 
 
 def weights_file(model: Path, dtype: str, to: Path) -> dict[str, str]:

@@ -1,0 +1,38 @@
+"""Waiting in tests: for what has no event, and for an answer that is held back on purpose."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from areal_async.rollout.session import Session
+from areal_async.rollout.workflow import Prompt, Sample, SingleTurn
+
+LOOK_S = 0.005
+
+
+async def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
+    """Return when it holds: scripted peers have plain counters, threads and sockets have no event."""
+    async with asyncio.timeout(deadline_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float) -> float:
+    """Seconds until the condition held."""
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < deadline_s, "waited too long"
+        time.sleep(LOOK_S)
+    return time.monotonic() - begin
+
+
+class Straggler:
+    """The first prompt's answers come when `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def run(self, session: Session, prompt: Prompt) -> Sample:
+        if prompt.position == 0:
+            await self.go.wait()
+        return await SingleTurn().run(session, prompt)
