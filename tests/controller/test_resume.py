@@ -118,9 +118,9 @@ def test_after_kill_9_steps_are_trained_again_with_the_same_batches_and_nothing_
     before = len(lives.server_book.read_bytes())
     resumed(lives)
     lines = lives.trained()
-    assert [(line["step"], line["branch"]) for line in lines] == [
-        (0, 0), (1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (4, 1), (5, 1),
-    ]  # fmt: skip
+    done = [(line["step"], line["branch"]) for line in lines if (line["step"], line["branch"]) != (3, 0)]
+    # the ranks had been sent step 3: whether they came to it before they were ended, nobody can know
+    assert done == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 1), (4, 1), (5, 1)]
     first = {line["step"]: line for line in lines if line["branch"] == 0}
     for line in lines:
         if line["branch"] == 1 and line["step"] in first:
