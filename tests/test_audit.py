@@ -33,7 +33,7 @@ from areal_async.wire.arrays import Array
 
 from .audit_lies import LIES, Lie, Log, more_groups, place, records, time_runs_backwards, true_log
 from .core import test_broken_rules as broken
-from .core import world as world_of_tests
+from .core import world, world_checks
 from .core.test_any_order import AnyOrder
 from .core.test_going_back import GoingBack
 from .core.world import World
@@ -113,7 +113,8 @@ def test_an_error_of_the_core_is_found(
             super().__init__(rules, servers=servers)
 
     monkeypatch.setattr(broken, "World", Kept)
-    monkeypatch.setattr(world_of_tests, "hold", lambda _condition, _what: None)
+    for looking in (world, world_checks):
+        monkeypatch.setattr(looking, "hold", lambda _condition, _what: None)
     break_it(monkeypatch)
     for seed in range(20):
         with contextlib.suppress(Exception):  # some come to nothing, or to an error of the tests' own books
