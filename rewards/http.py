@@ -273,7 +273,8 @@ class Judge:
         return self._failed(f"its answer needs `reward` or `verdict`, one of the two{_head(body)}")
 
     def _failed(self, why: str) -> Outcome:
-        return Outcome("infrastructure", f"{self._shown}: {why}")
+        # settled: what may be repeated has been; the judge may have read, or be reading, what failed otherwise
+        return Outcome("infrastructure", f"{self._shown}: {why}", settled=True)
 
 
 class _Again(NamedTuple):

@@ -71,7 +71,7 @@ def weighed(term: Term, outcome: Outcome, table: RewardTable) -> Outcome:
     why = f"{term}: {said}" + (f", {why}" if why else "")
     reward = reward_of(outcome, table)
     if _rank(outcome) < len(_WORST) or reward is None:
-        return Outcome(outcome.verdict, why, outcome.extracted)
+        return Outcome(outcome.verdict, why, outcome.extracted, settled=outcome.settled)
     # + 0.0: no -0.0 where a part is counted against
     return given(term.weight * reward + 0.0, why, outcome.extracted)
 
@@ -82,7 +82,7 @@ def total(summands: Sequence[Outcome]) -> Outcome:
     extracted = next((summand.extracted for summand in summands if summand.extracted), "")
     worst = min(summands, key=_rank)
     if _rank(worst) < len(_WORST):
-        return Outcome(worst.verdict, why, extracted)
+        return Outcome(worst.verdict, why, extracted, settled=any(summand.settled for summand in summands))
     return given(sum(summand.reward or 0.0 for summand in summands), why, extracted)
 
 

@@ -27,12 +27,14 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """reward: of the verdict `given` only. why: for people. extracted: what was taken as the answer."""
+    """reward: of the verdict `given` only. why: for people. extracted: what was taken as the answer. settled: of
+    `infrastructure`: the check isn't to be made again, since that would not be safe."""
 
     verdict: Verdict
     why: str = ""
     extracted: str = ""
     reward: float | None = None
+    settled: bool = False
 
 
 Grader: TypeAlias = Callable[[Check], Outcome]
@@ -67,4 +69,5 @@ def result_of(task: ScoreTask, outcome: Outcome, table: RewardTable, seconds: fl
         why=outcome.why,
         extracted=outcome.extracted,
         seconds=seconds,
+        settled=outcome.settled,
     )

@@ -168,7 +168,9 @@ class _Checks:
         results = [asked.results[place] for place in range(len(self._judges))]
         if len(results) == 1:
             return results[0]
-        summands = [Outcome(result.verdict, result.why, result.extracted, result.reward) for result in results]
+        summands = [
+            Outcome(result.verdict, result.why, result.extracted, result.reward, result.settled) for result in results
+        ]
         seconds = max(result.seconds for result in results)
         return result_of(asked.task, total(summands), self._values, seconds)
 

@@ -2,10 +2,10 @@
 
 What always holds:
 - each check ends in exactly one `ScoreResult`; one that ends as `infrastructure` (its worker was lost, or could not
-  make it) is made again, on another worker where there is one, `reward.retries` times; then that is its result: no
-  reward at all, never a wrong one. The last try shares its worker with no other last try: a check that ends its worker
-  or its sandbox each time takes those beside it with it, but none of them to the end. A check that was cancelled is not
-  made again;
+  make it) is made again, on another worker where there is one, `reward.retries` times, unless it is settled (a judge
+  may have read it); then that is its result: no reward at all, never a wrong one. The last try shares its worker with
+  no other last try: a check that ends its worker or its sandbox each time takes those beside it with it, but none of
+  them to the end. A check that was cancelled is not made again;
 - a worker never has more checks than it has places, those included that were cancelled and that it is still busy with;
   checks that wait for a place get one in the order of asking, those that are made again before younger ones;
 - a worker that is gone, that nothing is heard of, or that has not answered a check long after its deadline, is told as
@@ -217,7 +217,7 @@ class Pool:
         for left in reversed(range(self._config.retries + 1)):
             attempt = _Try(number, task, tokens, not_by, last=bool(not_by) and not left)
             result = await self._made(attempt)
-            if result.verdict != "infrastructure" or not left:
+            if result.verdict != "infrastructure" or result.settled or not left:
                 return result
             self._tell_again(task, attempt.by, result.why)
             not_by = attempt.by

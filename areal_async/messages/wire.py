@@ -73,7 +73,7 @@ class ScoreTask(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
 
 class ScoreResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="score_result"):
     """Answer to a `ScoreTask`. why: for people (a crash's traceback). extracted: what was taken as the answer.
-    seconds: of the check."""
+    seconds: of the check. settled: of `infrastructure`: it isn't to be made again, since that would not be safe."""
 
     sample: SampleId
     attempt: int
@@ -82,6 +82,7 @@ class ScoreResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     why: str = ""
     extracted: str = ""
     seconds: float = 0.0
+    settled: bool = False
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="probe"):

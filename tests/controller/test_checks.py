@@ -36,9 +36,11 @@ class Asked:
     id: str
     answer: asyncio.Future[ScoreResult]
 
-    def say(self, verdict: Verdict) -> None:
+    def say(self, verdict: Verdict, *, settled: bool = False) -> None:
         reward = 1.0 if verdict == "right" else None
-        self.answer.set_result(ScoreResult(sample=self.task.sample, attempt=0, verdict=verdict, reward=reward))
+        self.answer.set_result(
+            ScoreResult(sample=self.task.sample, attempt=0, verdict=verdict, reward=reward, settled=settled)
+        )
 
 
 class Process:
@@ -185,6 +187,15 @@ async def test_the_last_try_that_fails_is_the_result(tmp_path: Path, retries: in
             it.asked[0].say("infrastructure")
         assert ((await task).verdict, (await task).reward) == ("infrastructure", None)
         assert len(it.ids) == retries + 1
+
+
+async def test_what_may_have_been_read_by_a_judge_is_not_asked_again(tmp_path: Path) -> None:
+    async with bench(tmp_path, retries=2) as it:
+        task = check(it.pool, "7.0")
+        await it.settle()
+        it.asked[0].say("infrastructure", settled=True)
+        assert (await task).verdict == "infrastructure"
+        assert (len(it.ids), it.pool.repeated) == (1, 0)
 
 
 async def test_what_a_lost_worker_had_goes_to_the_other(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_a_connection_that_breaks_before_an_answer_is_not_asked_again(text_of: T
             executor.submit(hang_up)
             (found,) = results_of(spec_of(f"http://127.0.0.1:{listening.getsockname()[1]}/"), [text_of("given:1")])
             listening.shutdown(socket.SHUT_RDWR)
-    assert (found.verdict, len(came)) == ("infrastructure", 1)
+    assert (found.verdict, found.settled, len(came)) == ("infrastructure", True, 1)
     assert "not repeated" in found.why
 
 
@@ -269,6 +269,7 @@ def test_as_a_summand(
 ) -> None:
     (found,) = results_of(spec_of(books.url, function=function), [text_of(script)])
     assert (found.verdict, found.reward, found.why[: len(expected[2])]) == expected
+    assert found.settled == (found.verdict == "infrastructure")
 
 
 def test_waiting_times_grow_are_spread_and_the_same_for_a_check() -> None:

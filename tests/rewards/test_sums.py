@@ -133,6 +133,12 @@ def test_a_sum_may_be_taken_in_steps(parts: list[tuple[float, Outcome]], data: s
     assert whole.reward is None or math.isfinite(whole.reward)
 
 
+def test_a_sum_with_a_settled_part_is_settled() -> None:
+    asked = weighed(Term(0.5, "http"), Outcome("infrastructure", settled=True), TABLE)
+    assert total([Outcome("infrastructure"), asked]).settled
+    assert not total([Outcome("infrastructure"), Outcome("given", reward=1.0)]).settled
+
+
 def test_what_is_told_of_the_parts() -> None:
     found = total(
         [
