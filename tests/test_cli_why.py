@@ -225,7 +225,7 @@ async def test_a_run_that_waits_and_then_ends(make_config: Make, monkeypatch: py
             assert seen.age_s < 5
             await asyncio.sleep(0.01)
         words = text(seen)
-        assert "waits: step 2 waits for group 0 (floor 0, deadline 2) <- sample 0.0 on server 0, since " in words
+        assert "waits: step 2 waits for group 0 (floor 0, deadline 2) <- sample 0.0 on server 0, for " in words
         assert {child.name for child in seen.children} == {"server-0", "trainer", "rewards.0"}
         assert all(child.resident > 1e6 and child.processes >= 1 for child in seen.children)
         workflow.go.set()

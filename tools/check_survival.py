@@ -193,10 +193,8 @@ def kill_one(program: Program, kind: str, steps: int) -> float:
 
     def is_time() -> bool:
         rows = program.rows()
-        between = (
-            kind != "rank" or not rows or 2 <= rows[-1]["version"] % EVERY <= 3
-        )  # some steps are trained twice then
-        return len(rows) >= steps and between
+        between = kind != "rank" or not rows or 2 <= rows[-1]["version"] % EVERY <= 3  # then steps are trained twice
+        return len(rows) >= steps and between and (not label or peer(look(program.run), label) is not None)
 
     program.wait_for(is_time, f"steps before the {kind} is killed")
     before = look(program.run)

@@ -426,7 +426,7 @@ class Parts:
             self._status.end(how)
 
     def _waiting(self) -> str:
-        return "; ".join([self._core.waiting(), *self._waits_outside()])
+        return "; ".join([self._core.waiting(self.now()), *self._waits_outside()])
 
     def _waits_outside(self) -> list[str]:
         """Of the core: what it doesn't know."""
@@ -445,7 +445,7 @@ class Parts:
         told_s = WATCHDOG_S
         while True:
             await asyncio.sleep(LOOK_S)
-            self._record.put_waiting_into_words()
+            self._record.put_waiting_into_words(self.now())
             silent_s = time.monotonic() - self._last_event
             if silent_s < WATCHDOG_S:
                 told_s = WATCHDOG_S

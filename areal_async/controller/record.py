@@ -136,7 +136,7 @@ class Record:
         for command in commands:
             self._command(event.at, command, stale)
         if isinstance(event, Published):
-            self.put_waiting_into_words()
+            self.put_waiting_into_words(event.at)
 
     def evaluated(self, result: Evaluation) -> None:
         """An evaluation has ended; its event follows."""
@@ -146,10 +146,10 @@ class Record:
         for reader in self.readers:
             reader.evaluation(result)
 
-    def put_waiting_into_words(self) -> None:
+    def put_waiting_into_words(self, now: float) -> None:
         """Note what the trainer waits for, if it does. To be called now and then: it looks at all that is in flight."""
         if self.waiting_since is not None:
-            self._waiting = self._core.waiting()
+            self._waiting = self._core.waiting(now)
 
     # ------------------------------------------------------------------------------------------------- what happened
 

@@ -145,11 +145,11 @@ def read(folder: Path, samples: Samples) -> Past | None:
     for message, _, offset in records:
         if isinstance(message, Command):
             if given == len(expected) or expected[given] != message:
-                raise _differs(path, offset, event, expected[given : given + 1], message, past.core)
+                raise _differs(path, offset, event, expected[given : given + 1], message, past.core, past.ended)
             given += 1
         elif isinstance(message, Event):
             if given < len(expected):
-                raise _differs(path, offset, event, expected[given : given + 1], message, past.core)
+                raise _differs(path, offset, event, expected[given : given + 1], message, past.core, past.ended)
             event, given = message, 0
             expected = _handled(past.core, event, path, offset)
             samples.seen(event, expected)
@@ -191,7 +191,13 @@ def _read_note(past: Past, note: Note) -> None:
 
 
 def _differs(
-    path: Path, offset: int, event: AnyEvent | None, expected: Sequence[AnyCommand], found: object, core: Orchestrator
+    path: Path,
+    offset: int,
+    event: AnyEvent | None,
+    expected: Sequence[AnyCommand],
+    found: object,
+    core: Orchestrator,
+    at: float,
 ) -> LogError:
     """The first place where the log isn't what this core would have decided."""
     wanted = str(expected[0]) if expected else "no further command"
@@ -199,7 +205,7 @@ def _differs(
         f"{path}: at offset {offset} the log has\n  {found}\nwhere this areal-async gives\n  {wanted}\n"
         f"after the event\n  {event}\nThe run was made by another version of areal-async, or the log was "
         f"changed; it can't be resumed. "
-        f"{core.waiting()}"
+        f"{core.waiting(at)}"
     )
 
 

@@ -116,16 +116,16 @@ class StatusFile:
 
     def status(self) -> Status:
         """As it is now."""
-        view = self._core.view()
+        view, now = self._core.view(), self._now()
         return Status(
             time=time.time(),
             pid=self._pid,
             host=self._host,
             name=self._name,
-            at=self._now(),
+            at=now,
             ended=self._ended,
             phase=self._phase(),
-            waits=(self._core.waiting(), *self._waits()),
+            waits=(self._core.waiting(now), *self._waits()),
             last_event=self._last_event(),
             loop_lag_s=self._lag_s,
             steps=self._steps,

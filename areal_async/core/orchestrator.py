@@ -62,9 +62,9 @@ class Orchestrator:
         """Run clock at which a `Woke` is wanted, if there is such a time: for a restart, or another try."""
         return None if self._over or self._parts.stopping else self._parts.wakeup
 
-    def waiting(self) -> str:
-        """Who waits for whom, one line."""
-        return f"the run is over: {self._over}" if self._over else explain(self._parts)
+    def waiting(self, now: float) -> str:
+        """Who waits for whom, and for how long, in one line. now: the run clock."""
+        return f"the run is over: {self._over}" if self._over else explain(self._parts, now)
 
     def story(self, id: str) -> str:
         """What happened to a live thing: "1307.5", "1307", "trainer", "rewards.0", a server's name; or its label."""

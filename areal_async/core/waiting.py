@@ -17,15 +17,16 @@ from areal_async.core.trainer import Trainer
 NAMED: Final = 3  # groups, samples or servers that are named before "and N more"
 
 
-def explain(parts: Parts) -> str:
-    """Such as "step 41 waits for group 1307 (floor 37, deadline 41) <- sample 1307.5 on server 2", and after it which
-    servers and reward workers are not as they should be, and what that holds up."""
+def explain(parts: Parts, now: float) -> str:
+    """Such as "step 41 waits for group 1307 (floor 37, deadline 41) <- sample 1307.5 on server 2, for 40 s", and after
+    it which servers and reward workers are not as they should be, and what that holds up. now: the run clock, of which
+    the words give durations, since it means nothing to whoever reads them."""
     return "; ".join(
         [
-            _trainer(parts),
+            _trainer(parts, now),
             *_checkpoints(parts.trainer),
-            *_servers(parts.fleet),
-            *_workers(parts),
+            *_servers(parts.fleet, now),
+            *_workers(parts, now),
             *_looking(parts),
             *_held(parts),
             *_unchecked(parts),
@@ -33,34 +34,34 @@ def explain(parts: Parts) -> str:
     )
 
 
-def _trainer(parts: Parts) -> str:
+def _trainer(parts: Parts, now: float) -> str:
     rules, ledger, trainer = parts.rules, parts.ledger, parts.trainer
-    since = f"since {trainer.happenings[-1][0]:.1f} s"
+    long = _long(now - trainer.happenings[-1][0])
     match trainer.state:
         case "starting" if not trainer.branch:
             return "the run waits for the trainer's ranks to join"
         case "starting":
-            return f"the trainer's ranks start {since}, with version {trainer.version}; {_in_flight(ledger)}"
+            return f"the trainer's ranks start with version {trainer.version}{long}; {_in_flight(ledger)}"
         case "lost":
-            return f"{_restart(trainer)}, from {_source(trainer)}; {_in_flight(ledger)}"
+            return f"{_restart(trainer, now)}, from {_source(trainer)}; {_in_flight(ledger)}"
         case "training":
-            return f"the trainer trains step {trainer.version} {since}; {_in_flight(ledger)}"
+            return f"the trainer trains step {trainer.version}{long}; {_in_flight(ledger)}"
         case "publishing":
-            return f"the trainer publishes version {trainer.version} {since}; {_in_flight(ledger)}"
+            return f"the trainer publishes version {trainer.version}{long}; {_in_flight(ledger)}"
         case "checkpointing":
-            return f"the trainer writes the checkpoint of version {trainer.version} {since}; {_in_flight(ledger)}"
+            return f"the trainer writes the checkpoint of version {trainer.version}{long}; {_in_flight(ledger)}"
     if trainer.version >= rules.steps:
-        return f"the run waits for its last evaluation, of version {trainer.version}: {_evaluation(parts)}"
+        return f"the run waits for its last evaluation, of version {trainer.version}: {_evaluation(parts, now)}"
     step = f"step {trainer.version}"
     unready = [group for group in ledger.outstanding_groups() if group.state != "ready"]
     if ledger.ready >= rules.batch_groups:
         batch = {group.id for group in ledger.candidates()}
         stay = admission.blockers(ledger.outstanding_groups(), batch, step=ledger.step, rules=rules)
-        return f"{step} waits for {_groups([group for group in stay if group.state != 'ready'])}"
+        return f"{step} waits for {_groups([group for group in stay if group.state != 'ready'], now)}"
     missing = rules.batch_groups - ledger.ready
     if unready:
-        return f"{step} waits for {missing} more ready groups: {_groups(unready)}"
-    return f"{step} waits for {missing} more ready groups, but none is running: {_no_group(parts)}"
+        return f"{step} waits for {missing} more ready groups: {_groups(unready, now)}"
+    return f"{step} waits for {missing} more ready groups, but none is running: {_no_group(parts, now)}"
 
 
 def _source(trainer: Trainer) -> str:
@@ -78,14 +79,14 @@ def _in_flight(ledger: Ledger) -> str:
     return f"{ledger.in_flight} samples in flight, {ledger.ready} groups ready, {ledger.outstanding} outstanding"
 
 
-def _no_group(parts: Parts) -> str:
+def _no_group(parts: Parts, now: float) -> str:
     ledger, fleet = parts.ledger, parts.fleet
     if not parts.rewards.workers:
         return "the reward workers have yet to join"
     if not fleet.servers:
         return "no rollout server has joined"
     if parts.groups.data_ended:
-        return f"the data ended; the run waits for its last evaluation: {_evaluation(parts)}"
+        return f"the data ended; the run waits for its last evaluation: {_evaluation(parts, now)}"
     loading = [f"{server.label} ({server.state})" for server in fleet.servers.values() if server not in fleet.open]
     if not fleet.open:
         return f"no server holds version {fleet.newest} yet: {_some(loading)}"
@@ -93,46 +94,46 @@ def _no_group(parts: Parts) -> str:
     return f"a group needs a server of version {lowest} or newer, the newest holds {fleet.newest_open}"
 
 
-def _evaluation(parts: Parts) -> str:
-    now = parts.evaluations.under_way
-    if now is not None:
-        return f"{now.server.label} evaluates version {now.version} since {now.at:.1f} s"
+def _evaluation(parts: Parts, now: float) -> str:
+    under_way = parts.evaluations.under_way
+    if under_way is not None:
+        return f"{under_way.server.label} evaluates version {under_way.version}{_long(now - under_way.at)}"
     if parts.evaluations.wakeup is not None:
-        return f"it failed and is tried again at {parts.evaluations.wakeup:.1f} s"
+        return f"it failed and is tried again {_soon(parts.evaluations.wakeup - now)}"
     return "no server serves it yet"
 
 
-def _servers(fleet: Fleet) -> list[str]:
+def _servers(fleet: Fleet, now: float) -> list[str]:
     """What is wrong with each server, and which one is held back."""
-    return [told for server in fleet.servers.values() if (told := _server(server, fleet))]
+    return [told for server in fleet.servers.values() if (told := _server(server, fleet, now))]
 
 
-def _server(server: Server, fleet: Fleet) -> str:
+def _server(server: Server, fleet: Fleet, now: float) -> str:
     cause = server.why.partition("\n")[0]
     if server.state == "quarantined":
         after = f" after {server.restarts} restarts" if server.restarts else ""
         return f"{server.label} is left alone{after} ({cause})"
     if server.state == "lost":
-        return _restart(server)
+        return _restart(server, now)
     if server.retry_at is not None:
-        return f"{server.label} is swapped again at {server.retry_at:.1f} s, {server.swap_failures} failed in a row"
+        return f"{server.label} is swapped again {_soon(server.retry_at - now)}, {server.swap_failures} failed in a row"
     behind = fleet.newest is not None and server.version != fleet.newest
     if server.evaluating is not None and behind:
         return f"{server.label} gets version {fleet.newest} when version {server.evaluating} is evaluated"
     return ""
 
 
-def _restart(lost: Restarted) -> str:
+def _restart(lost: Restarted, now: float) -> str:
     """Of one that was lost and has not joined again."""
     cause = lost.why.partition("\n")[0]
     name = "the trainer" if isinstance(lost, Trainer) else lost.label
     if lost.restart_at is not None:
-        return f"{name} is lost ({cause}) and starts again at {lost.restart_at:.1f} s"
-    return f"{name} starts again since {lost.since:.1f} s, it was lost ({cause})"
+        return f"{name} is lost ({cause}) and starts again {_soon(lost.restart_at - now)}"
+    return f"{name} starts again{_long(now - lost.since)}; it was lost ({cause})"
 
 
-def _workers(parts: Parts) -> list[str]:
-    return [_restart(worker) for worker in parts.rewards.workers.values() if worker.state != "working"]
+def _workers(parts: Parts, now: float) -> list[str]:
+    return [_restart(worker, now) for worker in parts.rewards.workers.values() if worker.state != "working"]
 
 
 def _unchecked(parts: Parts) -> list[str]:
@@ -166,28 +167,45 @@ def _held(parts: Parts) -> list[str]:
     return [f"{len(floors)} samples start again when a server holds version {min(floors)} or newer and has room"]
 
 
-def _groups(groups: Sequence[Group]) -> str:
+def _groups(groups: Sequence[Group], now: float) -> str:
     first = nsmallest(NAMED, groups, key=lambda group: (group.deadline, group.id))
-    return _and_more([_group(group) for group in first], len(groups))
+    return _and_more([_group(group, now) for group in first], len(groups))
 
 
-def _group(group: Group) -> str:
+def _group(group: Group, now: float) -> str:
     if group.state == "admitted":
         awaited = f"its prompt (position {group.position})"
     else:
         open_ones = [sample for sample in group.samples if sample.state in ("running", "held", "scoring")]
-        awaited = _and_more([_sample(sample) for sample in open_ones[:NAMED]], len(open_ones))
+        awaited = _and_more([_sample(sample, now) for sample in open_ones[:NAMED]], len(open_ones))
     return f"group {group.id} (floor {group.floor}, deadline {group.deadline}) <- {awaited}"
 
 
-def _sample(sample: Sample) -> str:
-    since = sample.happenings[-1][0]
+def _sample(sample: Sample, now: float) -> str:
+    long = _long(now - sample.happenings[-1][0])
     if sample.state == "scoring":
-        return f"the check of sample {sample.id}, since {since:.1f} s"
+        return f"the check of sample {sample.id}{long}"
     if sample.state == "held":
         return f"sample {sample.id}, held until a server has version {sample.group.floor}"
     attempt = f", attempt {sample.attempt}" if sample.attempt else ""
-    return f"sample {sample.id} on server {sample.server}{attempt}, since {since:.1f} s"
+    return f"sample {sample.id} on server {sample.server}{attempt}{long}"
+
+
+def _long(seconds: float) -> str:
+    return f", for {duration(seconds)}"
+
+
+def _soon(seconds: float) -> str:
+    return f"in {duration(max(0.0, seconds))}"
+
+
+def duration(seconds: float) -> str:
+    """Such as "3.2 s", "4 min 10 s", "2 h 5 min"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -179,7 +179,7 @@ async def test_the_run_says_that_its_checks_wait_for_a_worker(make_config: Make,
                     run.stop()
         run.result()
     assert "reward worker rewards.0 is lost (rewards.0 (pid" in said
-    assert ") and starts again at" in said
+    assert ") and starts again in" in said
     assert "checks wait for a place in 0 of 1 reward workers" in said
 
 

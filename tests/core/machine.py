@@ -49,4 +49,4 @@ class WorldMachine(RuleBasedStateMachine):
     @invariant()
     def someone_can_say_who_waits(self) -> None:
         if hasattr(self, "world"):
-            assert self.world.core.waiting()
+            assert self.world.core.waiting(self.world.clock)

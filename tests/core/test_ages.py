@@ -65,7 +65,7 @@ def test_p01_a_difference_equal_to_the_bound_is_allowed_and_one_more_is_not(poli
 def test_p01_a_batch_waits_rather_than_be_older_than_the_bound() -> None:
     world = at_step_4("wait")
     assert world.core.step == 3
-    assert "step 3 waits for group 0 (floor 2, deadline 3)" in world.core.waiting()
+    assert "step 3 waits for group 0 (floor 2, deadline 3)" in world.core.waiting(world.clock)
     answer(world, 0)
     assert world.history[-1].groups == (0, 3)
     assert isinstance(world.run_out(), Finish)

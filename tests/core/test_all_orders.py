@@ -63,7 +63,7 @@ def test_every_order_keeps_the_rules_and_reaches_the_end(
             ends += 1
             assert isinstance(world.end, Finish) or "max_failures" in world.end.why
             continue
-        assert world.pending, f"stuck: {world.core.waiting()}"
+        assert world.pending, f"stuck: {world.core.waiting(world.clock)}"
         branches = [(key, outcome) for key in world.pending for outcome in (outcomes if key[0] == "sample" else (1.0,))]
         backs = world.checkpoints.points if world.branch < rollbacks and world.find("train") else ()
         for number in range(len(branches) + len(backs)):

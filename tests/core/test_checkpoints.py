@@ -69,7 +69,7 @@ def test_a_checkpoint_comes_after_its_version_is_published_and_only_training_wai
     world.settle("swap", "read", "sample", "score")
     assert world.core.balance()["outstanding"] >= 3  # rollouts go on
     assert not world.find("train")
-    assert "the trainer writes the checkpoint of version 2 since" in world.core.waiting()
+    assert "the trainer writes the checkpoint of version 2, for 4.0 s" in world.core.waiting(world.clock)
     assert [type(command) for command in world.answer(("checkpoint", "2"))] == [Release, Train]
 
 
@@ -98,13 +98,13 @@ def test_the_newest_are_kept_and_what_only_older_ones_need_is_released() -> None
 def test_a_checkpoint_that_failed_is_no_end_and_comes_again_after_the_next_step() -> None:
     world = train(begin(checkpoint_steps=2), 2)
     world.answer(("checkpoint", "2"), "failed")
-    assert "1 checkpoints in a row could not be written (no space left on device)" in world.core.waiting()
+    assert "1 checkpoints in a row could not be written (no space left on device)" in world.core.waiting(world.clock)
     train(world, 1)
     assert world.find("checkpoint") == [("checkpoint", "3")]
     assert world.core.returns == (0,)
     world.answer(("checkpoint", "3"))
     assert world.core.returns == (3,)
-    assert "could not be written" not in world.core.waiting()
+    assert "could not be written" not in world.core.waiting(world.clock)
 
 
 def test_what_is_told_of_a_checkpoint_twice_changes_nothing() -> None:
@@ -168,12 +168,12 @@ def test_a_lost_trainer_starts_again_with_the_newest_checkpoint() -> None:
     assert world.find("train")
     before = list(world.history)
     assert world.lose_trainer() == []
-    assert world.core.waiting().startswith("the trainer is lost (exit code -9) and starts again at ")
-    assert "from the checkpoint of version 2" in world.core.waiting()
+    assert world.core.waiting(world.clock).startswith("the trainer is lost (exit code -9) and starts again in ")
+    assert "from the checkpoint of version 2" in world.core.waiting(world.clock)
     assert world.wake()[0] == Restart(peer="trainer", id="trainer", why="exit code -9", version=2)
-    assert "the trainer starts again since" in world.core.waiting()
+    assert "the trainer starts again, for " in world.core.waiting(world.clock)
     assert not of_kind(world.go_back(2), Publish)
-    assert "the trainer's ranks start since" in world.core.waiting()
+    assert "the trainer's ranks start with version 2, for " in world.core.waiting(world.clock)
     assert of_kind(world.answer(("joining", "trainer")), Publish) == [Publish(version=2, branch=1, free=(1, 2))]
     world.settle("publish")
     assert world.history == before
@@ -247,7 +247,7 @@ def test_a_trainer_that_can_not_start_is_lost_again_and_one_that_never_came_is_t
     world.lose_trainer("out of memory")
     world.wake()
     world.answer(("restart", "trainer"), "failed")
-    assert "starts again at" in world.core.waiting()
+    assert "starts again in" in world.core.waiting(world.clock)
     world.wake()
     world.go_back(0)
     world.lose_trainer("out of memory")
@@ -315,7 +315,7 @@ def test_what_has_an_outcome_is_kept_and_the_rest_of_its_group_waits_for_its_flo
     assert Release(samples=(f"{second}.0",)) in commands  # nothing of that group had an outcome
     assert world.core.balance()["cancelled"] > before["cancelled"]
     world.answer(("score", f"{first}.1", "0"))  # its check went on
-    assert f"1 samples start again when a server holds version {floor} or newer" in world.core.waiting()
+    assert f"1 samples start again when a server holds version {floor} or newer" in world.core.waiting(world.clock)
     world.settle("joining", "publish", "swap")
     while not world.find("sample", f"{first}.2"):
         world.answer(world.find("train")[0])

@@ -57,7 +57,7 @@ def test_it_holds_its_own_server_at_its_version_and_nothing_else() -> None:
     assert world.servers["server0"].holds == (0, 2)
     assert world.servers["server1"].holds == (0, 3)
     assert world.core.balance()["admitted"] > taken  # rollouts go on
-    assert "server server0 gets version 3 when version 2 is evaluated" in world.core.waiting()
+    assert "server server0 gets version 3 when version 2 is evaluated" in world.core.waiting(world.clock)
     commands = world.answer(("evaluate", "server0"))
     assert Swap(server="server0", version=3, branch=0, location="0/3") in commands
     assert world.run_out() == Finish(reason="steps_done")
@@ -69,7 +69,7 @@ def test_without_staleness_and_with_one_server_training_waits_for_it_and_goes_on
     world.settle("read", "sample", "score", "train", "publish", "swap")
     (evaluation,) = world.find("evaluate")  # step 2 is sampled beside it; what follows needs version 3
     assert list(world.pending) == [evaluation]
-    assert world.core.waiting() == (
+    assert world.core.waiting(world.clock) == (
         "step 3 waits for 2 more ready groups, but none is running: a group needs a server of version 3 or newer, the"
         " newest holds 2; server server0 gets version 3 when version 2 is evaluated"
     )
@@ -110,8 +110,8 @@ def test_the_end_waits_for_the_last_version_only() -> None:
     assert world.end is None
     assert evaluated(world) == [2]
     assert not world.find("swap")
-    assert world.core.waiting() == (
-        "the run waits for its last evaluation, of version 4: server server0 evaluates version 2 since 0.19 s;"
+    assert world.core.waiting(world.clock) == (
+        "the run waits for its last evaluation, of version 4: server server0 evaluates version 2, for 0.0 s;"
         " server server0 gets version 4 when version 2 is evaluated"
     ).replace("0.19", f"{world.core._parts.evaluations.under_way.at:.1f}")  # type: ignore[union-attr]
     world.answer(("evaluate", "server0"))
@@ -154,7 +154,7 @@ def test_the_last_one_that_failed_is_done_again_on_the_same_server() -> None:
     world = begin(make_rules(batch_groups=1, steps=1, eval_every=5))
     train(world, 0)
     world.answer(("evaluate", "server0"), "failed")
-    assert "it failed and is tried again at" in world.core.waiting()
+    assert "it failed and is tried again in" in world.core.waiting(world.clock)
     world.wake()
     assert world.run_out() == Finish(reason="steps_done")
     assert evaluated(world) == [1, 1]

@@ -184,7 +184,7 @@ def test_a_group_of_which_everything_was_cut_is_filtered() -> None:
     world = scored([1.0, None, None, 0.0], truncated="mask")
     assert world.core.balance()["filtered"] == 1
     assert not world.find("train")
-    assert "all 2 answers with a reward were cut" not in world.core.waiting()
+    assert "all 2 answers with a reward were cut" not in world.core.waiting(world.clock)
 
 
 def test_going_back_leaves_out_the_same_answers() -> None:

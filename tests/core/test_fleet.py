@@ -146,8 +146,8 @@ def test_while_no_server_is_there_samples_name_their_own_and_wait() -> None:
     world.lose("server0")
     world.settle("read")
     assert {command.server for command in world.commands if isinstance(command, StartSample)} == {"server0"}
-    assert "4 samples look for a server of version 0 or newer" in world.core.waiting()
-    assert "server server0 is lost (exit code -9) and starts again at" in world.core.waiting()
+    assert "4 samples look for a server of version 0 or newer" in world.core.waiting(world.clock)
+    assert "server server0 is lost (exit code -9) and starts again in" in world.core.waiting(world.clock)
     assert world.run_out() == Finish(reason="steps_done")
 
 
@@ -198,7 +198,7 @@ def test_restarts_wait_longer_each_time_until_the_server_is_left_alone() -> None
     world.lose("server0")
     assert state(world, "server0") == "quarantined"
     assert world.core.next_wakeup() is None
-    assert "server server0 is left alone after 8 restarts (exit code -9)" in world.core.waiting()
+    assert "server server0 is left alone after 8 restarts (exit code -9)" in world.core.waiting(world.clock)
     assert len(given(world, Restart)) == 8
     assert world.lose("server0") == []
     assert world.run_out() == Finish(reason="steps_done")
@@ -320,7 +320,7 @@ def test_a_swap_that_failed_leaves_the_server_as_it_was_and_is_tried_again() -> 
     assert [c for c in commands if isinstance(c, Swap)] == [Swap(server="server1", version=1, branch=0, location="0/1")]
     assert state(world, "server0") == "serving"
     assert world.servers["server0"].holds == (0, 0)
-    assert "server server0 is swapped again at" in world.core.waiting()
+    assert "server server0 is swapped again in" in world.core.waiting(world.clock)
     world.answer(("swap", "server1"))
     world.settle("read", "sample", "score")
     world.answer(("train", "1"))

@@ -193,7 +193,7 @@ def moves(world: World, losses: int, failures: int, rollbacks: int) -> list[Move
     found: list[Move] = [("answer", key) for key in world.pending if world.can_be_done(key)]
     if world.core.next_wakeup() is not None:
         found.append(("wake", ()))
-    assert found, f"stuck: {world.core.waiting()}"
+    assert found, f"stuck: {world.core.waiting(world.clock)}"
     if failures:
         found += [("fail", key) for key in world.pending if key[0] in ("swap", "evaluate")]
     if losses:

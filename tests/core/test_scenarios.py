@@ -180,10 +180,10 @@ def test_a_straggler_makes_the_batch_test_wait_and_is_named() -> None:
     world.settle("score")
     assert world.core.balance()["outstanding"] == 4
     assert not world.find("train")  # three groups are ready, two would do: but group 0 would be too old in step 2
-    words = "step 1 waits for group 0 (floor 0, deadline 1) <- sample 0.0 on server server0, since 6.0 s"
-    assert world.core.waiting() == words
+    words = "step 1 waits for group 0 (floor 0, deadline 1) <- sample 0.0 on server server0, for 18.0 s"
+    assert world.core.waiting(world.clock) == words
     world.answer(("sample", "0.0", "0"))
-    assert "the check of sample 0.0" in world.core.waiting()
+    assert "the check of sample 0.0" in world.core.waiting(world.clock)
     world.settle("score")
     (train,) = (command for command in world.commands if isinstance(command, Train) and command.step == 1)
     assert train.groups == (0, 3)
@@ -192,18 +192,20 @@ def test_a_straggler_makes_the_batch_test_wait_and_is_named() -> None:
 
 def test_waiting_says_who_is_missing() -> None:
     world = World(make_rules())
-    assert "trainer's ranks" in world.core.waiting()
+    assert "trainer's ranks" in world.core.waiting(world.clock)
     world.start()
-    assert "publishes version 0" in world.core.waiting()
+    assert "publishes version 0" in world.core.waiting(world.clock)
     world.settle("publish")
-    assert "no server holds version 0 yet: server server0 (updating)" in world.core.waiting()
+    assert "no server holds version 0 yet: server server0 (updating)" in world.core.waiting(world.clock)
     world.settle("swap")
-    assert world.core.waiting().startswith("step 0 waits for 2 more ready groups: group 0 (floor 0, deadline 1) <- its")
-    assert "and 1 more" in world.core.waiting()
+    assert world.core.waiting(world.clock).startswith(
+        "step 0 waits for 2 more ready groups: group 0 (floor 0, deadline 1) <- its"
+    )
+    assert "and 1 more" in world.core.waiting(world.clock)
     world.settle("read", "sample", "score")
-    assert "trains step 0" in world.core.waiting()
+    assert "trains step 0" in world.core.waiting(world.clock)
     world.run_out()
-    assert world.core.waiting() == "the run is over: steps_done"
+    assert world.core.waiting(world.clock) == "the run is over: steps_done"
 
 
 def test_without_staleness_it_is_a_plain_loop() -> None:

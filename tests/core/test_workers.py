@@ -23,17 +23,17 @@ def restarts(world: World) -> list[Restart]:
 def test_a_lost_worker_is_started_again_after_a_pause() -> None:
     world = begin()
     assert world.lose("rewards.0", GONE) == []
-    assert "reward worker rewards.0 is lost (rewards.0 (pid 7) was ended by SIGKILL) and starts again at" in (
-        world.core.waiting()
+    assert "reward worker rewards.0 is lost (rewards.0 (pid 7) was ended by SIGKILL) and starts again in" in (
+        world.core.waiting(world.clock)
     )
     lost_at = world.clock
     world.wake()
     assert world.clock - lost_at == 1.0
     assert restarts(world) == [Restart(peer="rewards", id="rewards.0", why=GONE)]
-    assert "reward worker rewards.0 starts again since" in world.core.waiting()
+    assert "reward worker rewards.0 starts again, for " in world.core.waiting(world.clock)
     assert world.core.next_wakeup() is None
     world.answer(("restart", "rewards.0"))
-    assert "rewards.0" not in world.core.waiting()
+    assert "rewards.0" not in world.core.waiting(world.clock)
     assert "told to start again" in world.core.story("rewards.0")
     assert world.run_out() == Finish(reason="steps_done")
 
@@ -41,7 +41,7 @@ def test_a_lost_worker_is_started_again_after_a_pause() -> None:
 def test_groups_are_asked_for_once_the_first_worker_is_there() -> None:
     world = World(make_rules(), workers=0).start().settle(*EARLY)
     assert not world.groups
-    assert "the reward workers have yet to join" in world.core.waiting()
+    assert "the reward workers have yet to join" in world.core.waiting(world.clock)
     world.send(Joined(at=world.tick(), peer="rewards", id="rewards.1"))
     assert world.groups
 
@@ -49,7 +49,7 @@ def test_groups_are_asked_for_once_the_first_worker_is_there() -> None:
 def test_while_no_worker_is_there_checks_wait_and_it_says_so() -> None:
     world = begin(workers=1, steps=2).settle("read", "sample")
     world.lose("rewards.0", GONE)
-    assert "the checks of 4 samples wait for a reward worker" in world.core.waiting()
+    assert "the checks of 4 samples wait for a reward worker" in world.core.waiting(world.clock)
     assert not any(world.can_be_done(key) for key in world.find("score"))
     assert world.run_out() == Finish(reason="steps_done")
 

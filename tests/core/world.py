@@ -267,9 +267,9 @@ class World(Checks, Notes):
                 key = keys[(order * (count + 1)) % len(keys)]
                 self.answer(key, outcome if key[0] in ("sample", "score") else 1.0)
             else:
-                hold(self.core.next_wakeup() is not None, f"nothing can happen: {self.core.waiting()}")
+                hold(self.core.next_wakeup() is not None, f"nothing can happen: {self.core.waiting(self.clock)}")
                 self.wake()
-        raise Broken(f"no end: {self.core.waiting()}")
+        raise Broken(f"no end: {self.core.waiting(self.clock)}")
 
     def lose(self, name: str, why: str = "exit code -9") -> list[AnyCommand]:
         """A server or a reward worker dies, whatever it does at the moment; what ran on it is carried on elsewhere, or

@@ -52,7 +52,7 @@ def is_mapped(path: str) -> bool:
 def test_each_kind_of_child_is_killed(tmp_path: Path) -> None:
     """Steps are trained twice after the rank's death, from the same state with the same batch: their losses agree."""
     kinds = ["engine", "rank", "reward worker", "sandbox"]
-    told = survived("children", "--steps", "36", "--kinds", ",".join(kinds), runs=tmp_path)
+    told = survived("children", "--steps", "48", "--kinds", ",".join(kinds), runs=tmp_path)
     assert [kill["killed"] for kill in told["kills"]] == kinds
     assert told["trained_twice"] >= 1
     assert told["loss_difference"] <= 1e-5
