@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from areal_async.errors import ConfigError
+from areal_async.cli_folder import log_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # argparse has no public name for it
 
-LOG_NAME: Final = "decisions.log"
 SHOWN: Final = 20  # findings, and steps of the table, that are printed; --json has more
 BAR: Final = 40  # characters of the longest line of the histogram
 
@@ -49,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     """`areal-async audit`."""
     from areal_async.audit.auditor import audit
 
-    report = audit(log_folder(arguments.run), payloads=arguments.payloads)
+    report = audit(log_folder("audit", arguments.run), payloads=arguments.payloads)
     if arguments.json:
         print(msgspec.json.encode(report).decode())
     else:
@@ -57,15 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
 
         show(report, Console(highlight=False, soft_wrap=True), arguments.run)
     return 0 if report.proven else 1
-
-
-def log_folder(path: Path) -> Path:
-    """Errors: ConfigError where there is no log."""
-    for folder in (path / "log", path):
-        if (folder / LOG_NAME).is_file():
-            return folder
-    kind = "no such folder" if not path.exists() else f"holds no log/{LOG_NAME}"
-    raise ConfigError(f"command line: audit: {path}: {kind}; name a run folder (runs/NAME-TIME)")
 
 
 def show(report: "Report", console: "Console", path: Path) -> None:

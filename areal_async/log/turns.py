@@ -1,0 +1,78 @@
+"""A run's decision log, event by event: what happened, what the core said to that, and what was noted in between.
+
+What always holds: turns come in the order in which the core handled their events; nothing is kept but the turn that is
+being read, so a log may be larger than memory; whether its last turn is whole nobody can know (a killed controller may
+have handled an event and not written all of its commands), which is what `last` says.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from areal_async.log.format import PayloadRef, Torn
+from areal_async.log.reader import Record, read_records, warn
+from areal_async.messages import AnyCommand, AnyEvent, Command, Event, Note, Rules
+
+
+@dataclass(slots=True)
+class Turn:
+    """One event and what followed from it.
+
+    number: of the event, from 0 on. offset: where the event begins in `decisions.log`. payload: where the arrays of the
+    sample lie (`SampleDone`). commands: as recorded, with the offset of each. notes: written after this event and
+    before the next. last: the log ends with this turn; of its commands some may not have been written.
+    """
+
+    number: int
+    event: AnyEvent
+    payload: PayloadRef | None
+    offset: int
+    commands: list[AnyCommand] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    last: bool = False
+
+
+class Recorded(NamedTuple):
+    """rules: that the run began with (`RolledBack.resumed` has later ones). notes: written before the first event."""
+
+    rules: Rules
+    notes: list[Note]
+    turns: Iterator[Turn]
+
+
+def read_turns(folder: Path, on_torn: Callable[[Torn], None] = warn) -> Recorded | None:
+    """The run whose log lies in `folder` (`runs/NAME/log`); None: nothing was recorded. Raises LogError, also while
+    the turns are read: no log, corruption, records that this version doesn't know."""
+    records = read_records(folder, on_torn)
+    first = next(records, None)
+    if first is None:
+        return None
+    assert isinstance(first.message, Rules)  # read_records has looked
+    notes: list[Note] = []
+    for record in records:
+        if isinstance(record.message, Note):
+            notes.append(record.message)
+            continue
+        return Recorded(first.message, notes, _turns(chain([record], records)))
+    return Recorded(first.message, notes, iter(()))
+
+
+def _turns(records: Iterator[Record]) -> Iterator[Turn]:
+    turn: Turn | None = None
+    for message, payload, offset in records:
+        match message:
+            case Event():
+                if turn is not None:
+                    yield turn
+                turn = Turn(0 if turn is None else turn.number + 1, message, payload, offset)
+            case Command() if turn is not None:
+                turn.commands.append(message)
+                turn.offsets.append(offset)
+            case Note() if turn is not None:
+                turn.notes.append(message)
+    if turn is not None:
+        turn.last = True
+        yield turn
