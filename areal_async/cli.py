@@ -1,4 +1,4 @@
-"""The command line: `areal-async run|check|eval|score|why|audit|worker`.
+"""The command line: `areal-async run|check|eval|score|why|audit|replay|worker`.
 
 What always holds: exit code 0 where all is well, 1 where the thing failed, 2 where the command line or the
 configuration is wrong; an error that was foreseen is a message, without a traceback.
@@ -17,6 +17,7 @@ import msgspec
 
 from areal_async import __version__
 from areal_async.cli_audit import add_audit
+from areal_async.cli_replay import add_replay
 from areal_async.cli_score import add_score
 from areal_async.cli_why import add_why
 from areal_async.cli_worker import add_worker
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_eval(commands)
     add_score(commands)
     add_audit(commands)
+    add_replay(commands)
     add_why(commands)
     add_worker(commands)
     return parser

@@ -1,0 +1,241 @@
+"""`areal-async replay RUN`: the core's decisions again, from the log alone; with --peer, one kind of the run's workers.
+
+What always holds: the run's folder isn't changed; exit code 0 where nothing differs, 1 where something does or the log
+is damaged, 2 where the command line is wrong.
+"""
+
+import argparse
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from areal_async.cli_folder import LOG_NAME, log_folder
+from areal_async.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from areal_async.replay.deciding import Difference
+    from areal_async.replay.replayed import Replayed, Standing, Until
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # argparse has no public name for it
+    Group = argparse._ArgumentGroup
+
+SHOWN: Final = 12  # commands, and fields, that are printed; --json has all
+VALUE: Final = 160  # characters of a printed value
+LONG_BYTES: Final = 8 << 20  # a log from this size on takes long enough to show how far it is
+
+EXAMPLES: Final = """examples:
+  areal-async replay runs/quickstart-20260101-120000
+  areal-async replay runs/quickstart-20260101-120000 --until step=12
+  areal-async replay runs/quickstart-20260101-120000 --until id=107.3
+  areal-async replay runs/quickstart-20260101-120000 --json | python -m json.tool
+"""
+
+
+class Peer(NamedTuple):
+    """A kind of workers that can be asked again. module: imported when it is asked for; its function `replay` takes the
+    log folder and the command line's arguments, and returns the exit code. add_options: of its own."""
+
+    module: str
+    add_options: "Callable[[Group], None]"
+
+
+def _no_options(group: "Group") -> None:
+    pass
+
+
+PEERS: Final[dict[str, Peer]] = {
+    "trainer": Peer("areal_async.replay.trainer", _no_options),
+    "rewards": Peer("areal_async.replay.rewards", _no_options),
+    "server": Peer("areal_async.replay.server", _no_options),
+}
+
+
+def add_replay(commands: "Commands") -> None:
+    about = "Decide a run again from its log alone, and compare each decision with the recorded one."
+    parser = commands.add_parser(
+        "replay",
+        help=about,
+        description=about + " No GPU, model or data is needed; docs/replay.md says what it proves.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder, a copy of it, or the log folder in it")
+    parser.add_argument(
+        "--until",
+        metavar="WHERE",
+        help="stop there and tell how the run stood: step=N (when step N was formed), event=N (after that event, the "
+        "first is 0), id=X (when this group, sample or peer first appeared)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a page")
+    parser.add_argument(
+        "--peer", choices=tuple(PEERS), help="ask workers of this kind again instead, and compare their answers"
+    )
+    for name, peer in PEERS.items():
+        peer.add_options(parser.add_argument_group(f"options of --peer {name}"))
+    parser.set_defaults(do=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """`areal-async replay`."""
+    folder = log_folder("replay", arguments.run)
+    if arguments.peer is not None:
+        if arguments.until is not None:
+            raise ConfigError(f"command line: replay: --until has no meaning with --peer {arguments.peer}")
+        return int(importlib.import_module(PEERS[arguments.peer].module).replay(folder, arguments))
+    from areal_async.replay.replayed import replay
+
+    until = parse_until(arguments.until) if arguments.until is not None else None
+    with _progress(folder, shown=not arguments.json) as progress:
+        done = replay(folder, until, progress)
+    if until is not None and done.standing is None and done.difference is None:
+        raise ConfigError(f"command line: replay: --until {until}: {_not_there(done, until)}")
+    if arguments.json:
+        print(msgspec.json.encode({"run": str(arguments.run), **figures(done)}).decode())
+    else:
+        from rich.console import Console
+
+        show(done, Console(highlight=False, soft_wrap=True), arguments.run)
+    return 1 if done.difference is not None else 0
+
+
+def parse_until(text: str) -> "Until":
+    """Raises ConfigError."""
+    from areal_async.replay.replayed import Until
+
+    kind, _, value = text.partition("=")
+    if kind == "id" and value:
+        return Until("id", value)
+    if kind in ("step", "event") and value.isascii() and value.isdecimal():
+        return Until("step" if kind == "step" else "event", int(value))
+    raise ConfigError(
+        f"command line: replay: --until {text}: should be step=N, event=N or id=X, such as step=12 or id=107.3"
+    )
+
+
+def _not_there(done: "Replayed", until: "Until") -> str:
+    match until.kind:
+        case "step" if done.last_step is None:
+            return "no step was formed"
+        case "step":
+            return f"that step was never formed; the last one was {done.last_step}"
+        case "event":
+            return f"the log has {done.events} events, the first is 0"
+        case "id":
+            return "nothing in the log has this id; such as 107 (group), 107.3 (sample), 'server 0', rewards.0, trainer"
+
+
+def figures(done: "Replayed") -> dict[str, object]:
+    """For --json."""
+    return {
+        **msgspec.structs.asdict(done),
+        "events_per_s": done.events_per_s,
+        "times_faster": done.times_faster,
+        "differences": 0 if done.difference is None else 1,
+    }
+
+
+@contextmanager
+def _progress(folder: Path, *, shown: bool) -> "Iterator[Callable[[int], None]]":
+    """A bar on a terminal, where it takes long."""
+    size = (folder / LOG_NAME).stat().st_size
+    if not shown or size < LONG_BYTES:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("replay", total=size)
+        yield lambda offset: bar.update(task, completed=offset)
+
+
+# ---------------------------------------------------------------------------------------------------------- telling
+
+
+def show(done: "Replayed", console: "Console", path: Path) -> None:
+    """For people."""
+    from rich.markup import escape
+
+    def say(text: str) -> None:
+        console.print(escape(text))
+
+    if done.standing is not None:
+        _show_standing(done.standing, say)
+    if done.torn:
+        say(f"{done.torn}; left out")
+    if done.difference is not None:
+        _show_difference(done.difference, say)
+    if done.missing:
+        say(
+            f"the last event's commands were not all written, {len(done.missing)} are missing: the controller was ended"
+            " there, or is writing them"
+        )
+    say(
+        f"{path}: {done.events:,} events and {done.commands:,} commands of {done.run_s:.1f} s of the run, decided"
+        f" again in {done.took_s:.2f} s: {done.events_per_s:,.0f} events/s, {done.times_faster:,.0f} times faster than"
+        " the run"
+    )
+    if done.difference is None and done.standing is None:
+        say(f"at its end: {done.over}" if done.events else "nothing was recorded")
+    say("0 differences" if done.difference is None else f"differs at event {done.difference.number}")
+
+
+def _show_standing(standing: "Standing", say: Callable[[str], None]) -> None:
+    view = standing.view
+    say(f"event {standing.number} at {standing.event.at:.3f} s, offset {standing.offset}")
+    say(f"  {_short(standing.event)}")
+    _show_commands("commands", standing.commands, say)
+    say(
+        f"trainer: {view.trainer_state}, version {view.version}, branch {view.branch}; samples in flight "
+        f"{view.in_flight}, held {view.held}; groups ready {view.ready}, outstanding {view.outstanding}"
+    )
+    for server in view.servers:
+        version = f"version {server.version}" if server.version >= 0 else "no weights of the run"
+        say(f"server {server.name}: {server.state}, {version}, {server.load} samples")
+    for peer in view.peers:
+        if peer.why:
+            say(f"{peer.label}: {peer.state} since {peer.since:.1f} s, restarts {peer.restarts}: {_short(peer.why)}")
+    say(f"waiting: {standing.waiting}")
+    for story in standing.stories:
+        say(story)
+
+
+def _show_difference(found: "Difference", say: Callable[[str], None]) -> None:
+    say(f"the first difference is at event {found.number}, at {found.event.at:.3f} s of the run, offset {found.offset}")
+    say(f"  {_short(found.event)}")
+    if found.impossible:
+        say(f"which this core can't take: {found.impossible}")
+        if found.last and not found.all_recorded:
+            say("it is the last event of the log: the run has most likely ended with this very error")
+    else:
+        of = f"command {found.place + 1} of {len(found.all_recorded)} recorded, {len(found.all_expected)} expected"
+        say(f"{of}; offset {found.found_at}")
+        say(f"  expected: {_short(found.expected) if found.expected is not None else 'no further command'}")
+        say(f"  recorded: {_short(found.recorded) if found.recorded is not None else 'no further command'}")
+        for field in found.fields[:SHOWN]:
+            say(f"  {field.name}: expected {_short(field.expected)}, recorded {_short(field.recorded)}")
+        if len(found.fields) > SHOWN:
+            say(f"  and {len(found.fields) - SHOWN} more fields (--json has all)")
+    for story in found.stories:
+        say(story)
+    say(f"waiting: {found.waiting}")
+
+
+def _show_commands(name: str, commands: "tuple[object, ...]", say: Callable[[str], None]) -> None:
+    say(f"{name}: {len(commands) or 'none'}")
+    for command in commands[:SHOWN]:
+        say(f"  {_short(command)}")
+    if len(commands) > SHOWN:
+        say(f"  and {len(commands) - SHOWN} more (--json has all)")
+
+
+def _short(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= VALUE else f"{text[:VALUE]}…"
