@@ -74,9 +74,9 @@ def _identity(config: Config, data: TrainingData) -> dict[str, Fact]:
     """What may not be another at a resume, beside the rules. Files count by what is in them, so they may be moved."""
     options = {name: getattr(config.data, name) for name in config.data.__struct_fields__ if name not in _FILES}
     return {
-        "model.path": _digest_of_model(Path(config.model.path)),
+        "model.path": digest_of_model(Path(config.model.path)),
         "model.dtype": config.model.dtype,
-        "data.train": _digest_of_data(data),
+        "data.train": digest_of_data(data),
         **{f"data.{name}": str(value) if isinstance(value, tuple) else value for name, value in options.items()},
         "the longest prompt in tokens": data.limit,
         "prompts left out": data.left_out,
@@ -87,7 +87,7 @@ _DIGESTS: Final = ("model.path", "data.train")
 _FILES: Final = ("train", "eval")  # named by their path; of `train` the content counts, `eval` may change
 
 
-def _digest_of_data(data: TrainingData) -> str:
+def digest_of_data(data: TrainingData) -> str:
     """Of all rows, in their order: prompts, answers and columns, whatever file they came from."""
     digest = hashlib.blake2b(digest_size=16)
     encoder = msgspec.msgpack.Encoder()
@@ -97,7 +97,8 @@ def _digest_of_data(data: TrainingData) -> str:
     return f"{len(data.dataset)} rows {digest.hexdigest()}"
 
 
-def _digest_of_model(folder: Path) -> str:
+def digest_of_model(folder: Path) -> str:
+    """Of the files in a model's folder that say what it computes and how text becomes tokens, by their contents."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)}):
         size = path.stat().st_size
