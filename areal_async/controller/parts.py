@@ -199,7 +199,7 @@ class Parts:
         self._take = self._turn.take
         identity = server_identity(config, self._text)
         self._trainer = Trainer(
-            config, self._recipes, router, samples, crew,
+            config, self._recipes, router, samples.part, crew,
             checkpoint_folder=partial(checkpoints.folder_of, self.folder.checkpoints),
             take=self._take, now=self.now,
         )  # fmt: skip

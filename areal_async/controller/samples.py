@@ -25,6 +25,7 @@ from areal_async.messages import (
     Scored,
     StartSample,
     Train,
+    TrainSample,
     Version,
 )
 from areal_async.rollout.workflow import Prompt, Sample
@@ -126,15 +127,7 @@ class Samples(dict[SampleId, Kept]):
         prompt = self._prompt_at(outline.position) if outline is not None else None
         if outline is None or prompt is None:
             raise LogError(f"sample {sample} is asked for, but it never ended, or was released for good")
-        token_ids, loss_mask, logprobs, versions = self._read(sample, outline.attempt)
-        answer = Sample(
-            token_ids.astype(np.int32, copy=False),
-            loss_mask.astype(np.uint8, copy=False),
-            logprobs.astype(np.float32, copy=False),
-            versions.astype(np.int32, copy=False),
-            outline.prompt_tokens,
-            outline.finish,
-        )
+        answer = from_log(self._read(sample, outline.attempt), outline.prompt_tokens, outline.finish)
         kept = self[sample] = Kept(answer, outline.attempt, prompt, outline.reward)
         return kept
 
@@ -144,19 +137,38 @@ class Samples(dict[SampleId, Kept]):
 
     def part(self, command: Train, rank: int) -> list[npt.NDArray[np.generic]]:
         """The five arrays of one rank's part of a batch, as `messages.Train` describes them."""
-        mine = [self[command.samples[index].sample].sample for index in _indices(command, rank)]
-        if not mine:
-            return [np.zeros(0, dtype) for dtype in (np.int32, np.int32, np.uint8, np.float32, np.int32)]
-        return [
-            np.array([len(sample.token_ids) for sample in mine], np.int32),
-            np.concatenate([sample.token_ids for sample in mine]),
-            np.concatenate([sample.loss_mask for sample in mine]),
-            np.concatenate([sample.logprobs for sample in mine]),
-            np.concatenate([sample.versions for sample in mine]),
-        ]
+        return joined([self[sample.sample].sample for sample in of_rank(command, rank)])
 
 
-def _indices(command: Train, rank: int) -> Iterator[int]:
+def of_rank(command: Train, rank: int) -> Iterator[TrainSample]:
+    """The samples of one rank's part, in the order of its arrays."""
     for minibatch in command.minibatches:
         for microbatch in minibatch.ranks[rank]:
-            yield from microbatch
+            for index in microbatch:
+                yield command.samples[index]
+
+
+def from_log(arrays: Sequence[Array], prompt_tokens: int, finish: FinishReason) -> Sample:
+    """An answer again, of its arrays in the payload log."""
+    token_ids, loss_mask, logprobs, versions = arrays
+    return Sample(
+        token_ids.astype(np.int32, copy=False),
+        loss_mask.astype(np.uint8, copy=False),
+        logprobs.astype(np.float32, copy=False),
+        versions.astype(np.int32, copy=False),
+        prompt_tokens,
+        finish,
+    )
+
+
+def joined(samples: Sequence[Sample]) -> list[Array]:
+    """The five arrays of `messages.Train` for these samples."""
+    if not samples:
+        return [np.zeros(0, dtype) for dtype in (np.int32, np.int32, np.uint8, np.float32, np.int32)]
+    return [
+        np.array([len(sample.token_ids) for sample in samples], np.int32),
+        np.concatenate([sample.token_ids for sample in samples]),
+        np.concatenate([sample.loss_mask for sample in samples]),
+        np.concatenate([sample.logprobs for sample in samples]),
+        np.concatenate([sample.versions for sample in samples]),
+    ]

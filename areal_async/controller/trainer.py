@@ -24,7 +24,6 @@ import numpy.typing as npt
 from areal_async.config import Config
 from areal_async.controller import remote_ranks
 from areal_async.controller.crew import Crew
-from areal_async.controller.samples import Samples
 from areal_async.controller.starting import TRAINER_MEMORY, explained, wait_for_start
 from areal_async.errors import ArealError, LaunchError, NoAnswer, TrainerError, WireError
 from areal_async.launch.child import Child, ChildSpec
@@ -109,7 +108,8 @@ class _Life:
 class Trainer:
     """The trainer ranks, as one.
 
-    checkpoint_folder: of the checkpoint of a version, for ranks that begin with it.
+    part: the arrays of a rank's part of a batch. checkpoint_folder: of the checkpoint of a version, for ranks that
+    begin with it.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Trainer:
         config: Config,
         recipes: Recipes,
         router: Router,
-        samples: Samples,
+        part: Callable[[Train, int], Arrays],
         crew: Crew,
         *,
         checkpoint_folder: Callable[[Version], Path],
@@ -127,7 +127,7 @@ class Trainer:
         self._config = config
         self._recipes = recipes
         self._router = router
-        self._samples = samples
+        self._part = part
         self._crew = crew
         self._checkpoint_folder = checkpoint_folder
         self._take = take
@@ -320,7 +320,7 @@ class Trainer:
         assert life is not None, "the core trains with ranks that have joined"
         parts = []
         for rank in range(len(self._names)):
-            parts.append(self._samples.part(command, rank))  # a copy of up to 100 MB
+            parts.append(self._part(command, rank))  # a copy of up to 100 MB
             await asyncio.sleep(0)  # the others' turn between two of them
         id = f"train {command.step} branch {command.branch}"
         try:
