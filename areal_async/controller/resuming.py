@@ -28,16 +28,14 @@ from areal_async.controller.checkpoints import CheckpointState
 from areal_async.controller.samples import Samples
 from areal_async.core import resuming as rules_of_resuming
 from areal_async.core.orchestrator import Orchestrator
-from areal_async.errors import ConfigError, IllegalTransition, LogError
+from areal_async.errors import ConfigError, LogError
 from areal_async.log import format as fmt
-from areal_async.log.reader import read_records
+from areal_async.log.turns import read_turns
 from areal_async.messages import (
     AnyCommand,
     AnyEvent,
     AnyRecord,
     CheckpointDone,
-    Command,
-    Event,
     Finish,
     Note,
     RolledBack,
@@ -45,6 +43,7 @@ from areal_async.messages import (
     Score,
     Version,
 )
+from areal_async.replay.deciding import Difference, begin, decide
 from areal_async.rollout.training_data import TrainingData
 
 logger = logging.getLogger("areal_async")
@@ -133,39 +132,22 @@ class Past:
 def read(folder: Path, samples: Samples) -> Past | None:
     """Lead a core, and `samples`, through the log in `folder`; None: nothing is in it. Errors: LogError: corrupt, or
     not what this core would have decided."""
-    records = read_records(folder, on_torn=lambda _: None)  # whoever opened the log has cut the end, and said so
-    first = next(records, None)
-    if first is None:
+    recorded = read_turns(folder, on_torn=lambda _: None)  # whoever opened the log has cut the end, and said so
+    if recorded is None:
         return None
-    assert isinstance(first.message, Rules)
-    past = Past(Orchestrator(first.message), first.message)
-    path = folder / fmt.DECISIONS_NAME
-    event: AnyEvent | None = None
-    expected: list[AnyCommand] = []
-    given = 0  # of them, by the log
-    for message, _, offset in records:
-        if isinstance(message, Command):
-            if given == len(expected) or expected[given] != message:
-                raise _differs(path, offset, event, expected[given : given + 1], message, past.core, past.ended)
-            given += 1
-        elif isinstance(message, Event):
-            if given < len(expected):
-                raise _differs(path, offset, event, expected[given : given + 1], message, past.core, past.ended)
-            event, given = message, 0
-            expected = _handled(past.core, event, path, offset)
-            samples.seen(event, expected)
-            _follow(past, event, expected)
-        elif isinstance(message, Note):
-            _read_note(past, message)
-    past.missing = tuple(expected[given:])
+    past = Past(begin(folder, recorded.rules), recorded.rules)
+    for note in recorded.notes:
+        _read_note(past, note)
+    for decided in decide(past.core, recorded.turns):
+        turn, commands, difference = decided
+        if difference is not None:
+            raise _refused(folder / fmt.DECISIONS_NAME, difference)
+        samples.seen(turn.event, commands)
+        _follow(past, turn.event, commands)
+        for note in turn.notes:
+            _read_note(past, note)
+        past.missing = decided.missing
     return past
-
-
-def _handled(core: Orchestrator, event: AnyEvent, path: Path, offset: int) -> list[AnyCommand]:
-    try:
-        return core.handle(event)
-    except (IllegalTransition, ValueError) as error:
-        raise LogError(f"{path}: the event at offset {offset} can't have happened: {error}") from error
 
 
 def _follow(past: Past, event: AnyEvent, commands: Sequence[AnyCommand]) -> None:
@@ -191,22 +173,15 @@ def _read_note(past: Past, note: Note) -> None:
         past.saved = True
 
 
-def _differs(
-    path: Path,
-    offset: int,
-    event: AnyEvent | None,
-    expected: Sequence[AnyCommand],
-    found: object,
-    core: Orchestrator,
-    at: float,
-) -> LogError:
+def _refused(path: Path, found: Difference) -> LogError:
     """The first place where the log isn't what this core would have decided."""
-    wanted = str(expected[0]) if expected else "no further command"
+    if found.impossible:
+        return LogError(f"{path}: the event at offset {found.offset} can't have happened: {found.impossible}")
+    recorded, expected = found.recorded or "no further command", found.expected or "no further command"
     return LogError(
-        f"{path}: at offset {offset} the log has\n  {found}\nwhere this areal-async gives\n  {wanted}\n"
-        f"after the event\n  {event}\nThe run was made by another version of areal-async, or the log was "
-        f"changed; it can't be resumed. "
-        f"{core.waiting(at)}"
+        f"{path}: at offset {found.found_at} the log has\n  {recorded}\nwhere this areal-async gives\n  {expected}\n"
+        f"after the event\n  {found.event}\nThe run was made by another version of areal-async, or the log was "
+        f"changed; it can't be resumed (areal-async replay tells more). {found.waiting}"
     )
 
 
