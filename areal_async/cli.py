@@ -19,6 +19,7 @@ from areal_async import __version__
 from areal_async.cli_audit import add_audit
 from areal_async.cli_replay import add_replay
 from areal_async.cli_score import add_score
+from areal_async.cli_trace import add_trace
 from areal_async.cli_why import add_why
 from areal_async.cli_worker import add_worker
 from areal_async.errors import ArealError, ConfigError
@@ -66,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     add_score(commands)
     add_audit(commands)
     add_replay(commands)
+    add_trace(commands)
     add_why(commands)
     add_worker(commands)
     return parser

@@ -1,0 +1,134 @@
+"""`areal-async trace`: look into the log of a run: its records, what became of one thing, the samples themselves.
+
+What always holds: only the files that are named are written, the run is not changed; nothing is started, so it works on
+any machine, and while the run goes on; a torn end is said, corruption ends it with the file and the offset.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from areal_async.cli_folder import log_folder
+from areal_async.errors import ConfigError
+
+if TYPE_CHECKING:
+    from areal_async.log.format import Torn
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # argparse has no public name for it
+
+USAGE: Final = """areal-async trace RUN [ls] [--kind K] [--id ID] [--from S] [--to S] [--limit N] [--json]
+       areal-async trace RUN --story ID [--json]
+       areal-async trace RUN --samples FILE.jsonl [--step N] [--id ID] [--verdict V]
+       areal-async trace RUN --perfetto FILE.json
+       areal-async trace RUN --anonymize OUT"""
+
+EXAMPLES: Final = """ids: 12 (a group, with its samples), 12.3 (a sample), "step 6", "server 0", rewards.0, trainer
+
+examples:
+  areal-async trace runs/first ls --limit 50
+  areal-async trace runs/first ls --kind lost --kind restart --from 60 --to 120
+  areal-async trace runs/first ls --id 12 --json | jq .record
+  areal-async trace runs/first --story 12.3
+  areal-async trace runs/first --story "step 6"
+  areal-async trace runs/first --samples - --step 6 --verdict wrong | jq -r .response
+  areal-async trace runs/first --samples samples.jsonl
+  areal-async trace runs/first --perfetto first.json     (open it at https://ui.perfetto.dev)
+  areal-async trace runs/first --anonymize first-anonymous && tar czf report.tar.gz first-anonymous
+"""
+# which filter belongs to what
+_FILTERS: Final = {
+    "ls": ("kind", "id", "begin", "end", "limit", "json"),
+    "story": ("json",),
+    "samples": ("step", "id", "verdict"),
+    "perfetto": (),
+    "anonymize": (),
+}
+_NAMES: Final = {"begin": "from", "end": "to"}
+
+
+def add_trace(commands: "Commands") -> None:
+    about = "Look into a run: its records, the story of one thing, its samples, a timeline; or make it anonymous."
+    parser = commands.add_parser(
+        "trace",
+        help=about,
+        usage=USAGE,
+        description=about + " docs/trace.md shows what it prints.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder, or the log folder in it")
+    parser.add_argument("ls", nargs="?", choices=["ls"], help="a line a record (this is what it does by itself, too)")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--story", metavar="ID", help="everything that happened to one thing, in words")
+    what.add_argument("--samples", metavar="FILE.jsonl", help="a line of JSON a finished sample; - is the terminal")
+    what.add_argument("--perfetto", type=Path, metavar="FILE.json", help="a timeline for https://ui.perfetto.dev")
+    what.add_argument("--anonymize", type=Path, metavar="OUT", help="a new run folder without texts, tokens hashed")
+    few = parser.add_argument_group("filters")
+    few.add_argument("--kind", action="append", metavar="K", help="of event, command or note, such as sample_done")
+    few.add_argument("--id", action="append", metavar="ID", help="records, or samples, of this thing")
+    few.add_argument("--from", dest="begin", type=float, metavar="S", help="run clock in seconds, from")
+    few.add_argument("--to", dest="end", type=float, metavar="S", help="run clock in seconds, up to")
+    few.add_argument("--limit", type=int, metavar="N", help="so many records at most")
+    few.add_argument("--step", type=int, metavar="N", help="samples that this step trained")
+    few.add_argument("--verdict", action="append", metavar="V", help="samples whose check gave it, such as wrong")
+    parser.add_argument("--json", action="store_true", default=None, help="a line of JSON a record or happening")
+    parser.set_defaults(do=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """`areal-async trace`."""
+    folder = log_folder("trace", arguments.run)
+    what = next((name for name in _FILTERS if getattr(arguments, name)), "ls")
+    if what != "ls" and arguments.ls:
+        raise ConfigError(f"command line: trace: ls and --{what}: name one of them")
+    given = {name for names in _FILTERS.values() for name in names if getattr(arguments, name) is not None}
+    if wrong := sorted(given - set(_FILTERS[what])):
+        option = _NAMES.get(wrong[0], wrong[0])
+        raise ConfigError(f"command line: trace: --{option} is no filter of {'ls' if what == 'ls' else '--' + what}")
+    with _closed_pipe():
+        match what:
+            case "ls":
+                _list(folder, arguments)
+    return 0
+
+
+@contextlib.contextmanager
+def _closed_pipe() -> Iterator[None]:
+    """Whoever reads what is printed (`head`, `less`) may have enough of it."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its exit
+
+
+def _say_torn(torn: "Torn") -> None:
+    print(f"{torn}; it was being written, and is left out", file=sys.stderr)
+
+
+def _list(folder: Path, arguments: argparse.Namespace) -> None:
+    from areal_async.trace import listing
+    from areal_async.trace.things import thing
+
+    inf = float("inf")
+    wanted = listing.Filter(
+        kinds=tuple(map(listing.kind_named, arguments.kind or ())),
+        things=tuple(map(thing, arguments.id or ())),
+        begin=-inf if arguments.begin is None else arguments.begin,
+        end=inf if arguments.end is None else arguments.end,
+    )
+    left = arguments.limit
+    if left is not None and left < 1:
+        raise ConfigError(f"command line: trace: --limit {left}: at least 1")
+    for item in listing.read_items(folder, _say_torn):
+        if not wanted.wants(item):
+            continue
+        print(listing.json_line(item).decode() if arguments.json else listing.line(item))
+        if left is not None:
+            left -= 1
+            if not left:
+                return

@@ -1,0 +1,68 @@
+"""How things of a log are put into words: spans of numbers, durations, the first line of a long text.
+
+What always holds: pure functions; a text that is cut says so.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from areal_async.core.waiting import duration
+from areal_async.messages import SampleId, Version, group_of
+
+TEXT: Final = 160  # characters of an error or another long text in a line
+SPANS: Final = 8  # spans of numbers that are named before "and N more"
+
+
+def clock(at: float) -> str:
+    return f"{at:.3f} s"
+
+
+def long(seconds: float) -> str:
+    """Such as "18 ms", "4.13 s", "4 min 10 s"."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.2f} s" if seconds < 59.995 else duration(seconds)
+
+
+def first_line(text: str, most: int = TEXT) -> str:
+    line, _, rest = text.strip().partition("\n")
+    if len(line) > most:
+        return line[: most - 1] + "…"
+    return line + (" …" if rest else "")
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Such as "0 to 2, 6, 8, 9"; of many spans the first, and how many more numbers there are."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    pairs = [pair for pair in found if pair[1] == pair[0] + 1]
+    found = sorted([pair for pair in found if pair not in pairs] + [[each, each] for pair in pairs for each in pair])
+    texts = [str(low) if low == high else f"{low} to {high}" for low, high in found[:SPANS]]
+    more = sum(high - low + 1 for low, high in found[SPANS:])
+    return ", ".join(texts) + (f" and {more} more" if more else "")
+
+
+def samples(names: Sequence[SampleId]) -> str:
+    """Such as "sample 3.0", "16 samples of groups 0, 1"."""
+    if len(names) == 1:
+        return f"sample {names[0]}"
+    groups = {group_of(name) for name in names}
+    return f"{len(names)} samples of group{'s' * (len(groups) > 1)} {spans(groups)}"
+
+
+def versions(oldest: Version, newest: Version) -> str:
+    return f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
+
+
+def number(value: float | None) -> str:
+    """Up to four digits, none that say nothing."""
+    return "none" if value is None else f"{value:.4g}"
+
+
+def count(amount: int, thing: str) -> str:
+    """Such as "1 token", "812 tokens"."""
+    return f"{amount:,} {thing}{'' if amount == 1 else 's'}"
