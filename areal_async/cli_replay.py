@@ -34,6 +34,8 @@ EXAMPLES: Final = """examples:
   areal-async replay runs/quickstart-20260101-120000 --until step=12
   areal-async replay runs/quickstart-20260101-120000 --until id=107.3
   areal-async replay runs/quickstart-20260101-120000 --json | python -m json.tool
+  areal-async replay runs/quickstart-20260101-120000 --peer rewards
+  areal-async replay runs/quickstart-20260101-120000 --peer rewards reward.function=math reward.math.last_number=true
 """
 
 
@@ -51,7 +53,7 @@ def _no_options(group: "Group") -> None:
 
 PEERS: Final[dict[str, Peer]] = {
     "trainer": Peer("areal_async.replay.trainer", _no_options),
-    "rewards": Peer("areal_async.replay.rewards", _no_options),
+    "rewards": Peer("areal_async.cli_replay_rewards", _no_options),
     "server": Peer("areal_async.replay.server", _no_options),
 }
 
@@ -76,6 +78,15 @@ def add_replay(commands: "Commands") -> None:
     parser.add_argument(
         "--peer", choices=tuple(PEERS), help="ask workers of this kind again instead, and compare their answers"
     )
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="with --peer rewards or server: ask for the first N samples only"
+    )
+    parser.add_argument(
+        "overrides",
+        metavar="key.path=value",
+        nargs="*",
+        help="with --peer: options that differ from the run's configuration, such as reward.timeout_s=10",
+    )
     for name, peer in PEERS.items():
         peer.add_options(parser.add_argument_group(f"options of --peer {name}"))
     parser.set_defaults(do=run)
@@ -87,7 +98,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.peer is not None:
         if arguments.until is not None:
             raise ConfigError(f"command line: replay: --until has no meaning with --peer {arguments.peer}")
+        if arguments.limit is not None and arguments.limit < 1:
+            raise ConfigError(f"command line: replay: --limit {arguments.limit}: must be at least 1")
         return int(importlib.import_module(PEERS[arguments.peer].module).replay(folder, arguments))
+    if arguments.limit is not None or arguments.overrides:
+        what = "--limit" if arguments.limit is not None else arguments.overrides[0]
+        raise ConfigError(f"command line: replay: {what}: has a meaning only with --peer")
     from areal_async.replay.replayed import replay
 
     until = parse_until(arguments.until) if arguments.until is not None else None

@@ -175,7 +175,7 @@ class _Scoring:
         from areal_async.controller.scoring import score
         from areal_async.rollout.completions import records
 
-        with _ended_by_signals(), _progress(self._source, self._output) as (bar, task):
+        with ended_by_signals(), _progress(self._source, self._output) as (bar, task):
 
             async def write(batch: Sequence["Scored"]) -> None:
                 await _write(self._output, b"".join(map(_line, batch)))
@@ -309,7 +309,7 @@ async def _in_thread(call: Callable[[], Value]) -> Value:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """Cancel the task that runs this, which ends workers and removes files; no second signal is needed."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
-import numpy as np
 
 from areal_async.config import RewardConfig
 from areal_async.controller.checks import KeptPool, Pool
@@ -24,14 +23,12 @@ from areal_async.controller.crew import Crew
 from areal_async.errors import DataError
 from areal_async.launch.recipes import Recipes
 from areal_async.messages import Hello, RewardSpec, ScoreResult
-from areal_async.rollout.completions import Record
+from areal_async.rollout.completions import NO_TOKENS, Record
 from areal_async.wire.router import Router
 
 WINDOW: Final = 4096  # records that are read and not written: those behind a slow check go on meanwhile
 WINDOW_BYTES: Final = 64 << 20  # what their lines may take: some have megabytes of tests
 BATCH: Final = 256  # results that are written at once
-
-NO_TOKENS: Final = np.zeros(0, np.int32)
 
 
 class Scored(NamedTuple):
@@ -150,9 +147,9 @@ class _Window:
 
     async def _check(self, held: _Held) -> None:
         assert held.record.task is not None
-        result = await self._pool.check(held.record.task, NO_TOKENS)
+        result = await self._pool.check(held.record.task, held.record.tokens)
         held.result = result
-        held.record = msgspec.structs.replace(held.record, task=None)  # its tests may be megabytes
+        held.record = msgspec.structs.replace(held.record, task=None, tokens=NO_TOKENS)  # tests may be megabytes
         self._bytes -= held.size
         held.size = len(result.extracted) + len(result.why)
         self._bytes += held.size

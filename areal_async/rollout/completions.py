@@ -10,10 +10,12 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from areal_async.errors import DataError
 from areal_async.messages import FinishReason, ScoreTask
 from areal_async.rollout.data import answer_text, decoded, object_of, packed
+from areal_async.rollout.types import Tokens
 from areal_async.rollout.values import Json
 
 LINE_BYTES: Final = 256 << 20  # the longest line; the tests of a problem can be tens of megabytes
@@ -23,12 +25,14 @@ TESTS: Final = "tests"
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 ELSEWHERE: Final = ("response", "output", "generation", "text", "solution")  # what others call a completion
 FINISHES: Final[dict[Json, FinishReason]] = {None: "stop", "stop": "stop", "length": "length"}
+NO_TOKENS: Final[Tokens] = np.zeros(0, np.int32)
 
 
 class Record(msgspec.Struct, frozen=True):
     """A line. id: as it was written, in JSON; the line's number (from 1) where none was. size: of the line, bytes.
 
     task: what a reward worker is asked. wrong: why nobody can be asked (`bad_data`); "" if the task can be given.
+    tokens: of the response, int32 [n], where the task doesn't bring it as text (a recorded run's).
     """
 
     line: int
@@ -36,6 +40,7 @@ class Record(msgspec.Struct, frozen=True):
     size: int
     task: ScoreTask | None
     wrong: str = ""
+    tokens: Tokens = NO_TOKENS
 
 
 async def records(chunks: AsyncIterator[bytes], name: str) -> AsyncIterator[Record]:
