@@ -316,7 +316,7 @@ class Groups:
         """All members have their outcome: it is ready, or it teaches nothing."""
         self._ledger.move_group(group, "scored", at)
         known = [(s.reward, s.done) for s in group.samples if s.reward is not None and s.done is not None]
-        unwanted = self._unwanted(known)
+        unwanted = shaping.unwanted(known, self._rules)
         if unwanted is not None:
             why, words = unwanted
             return self._filter(group, at, why, *words)
@@ -332,21 +332,6 @@ class Groups:
             elif shaping.masked(sample.done, self._rules):  # its reward is wanted until the group is trained
                 self._ledger.move_sample(sample, "filtered", at, "cut after {} tokens", sample.done.length)
         return _forget(without)
-
-    def _unwanted(self, known: list[tuple[float, SampleDone]]) -> tuple[str, tuple[Word, ...]] | None:
-        """Why a group is filtered, a text with `{}` for the words; None if it isn't. known: its members with a reward,
-        as the check gave it."""
-        rules = self._rules
-        if len(known) < rules.min_group:
-            return "{} members have a reward, {} are needed", (len(known), rules.min_group)
-        share = shaping.success_share([reward for reward, _ in known], rules)
-        if not rules.success_min <= share <= rules.success_max:
-            return "a share of {} succeeded, wanted is {} to {}", (share, rules.success_min, rules.success_max)
-        if all(shaping.masked(done, rules) for _, done in known):
-            return "all {} answers with a reward were cut", (len(known),)
-        if rules.drop_equal and len({shaping.shaped(reward, done, rules) for reward, done in known}) == 1:
-            return "all {} rewards are equal", (len(known),)
-        return None
 
     def _filter(self, group: Group, at: float, why: str, *words: Word) -> list[GroupCommand]:
         self._filtered_in_a_row += 1

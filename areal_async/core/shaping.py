@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from areal_async.core.lifecycle import Word
 from areal_async.messages import Rules, SampleDone
 
 LARGEST_SCALE: Final = 1e100
@@ -90,3 +91,20 @@ def masked(done: SampleDone, rules: Rules) -> bool:
 def success_share(rewards: Sequence[float], rules: Rules) -> float:
     """Share of a group's members with a reward (at least one) whose reward is over `success_above`."""
     return sum(reward > rules.success_above for reward in rewards) / len(rewards)
+
+
+def unwanted(known: Sequence[tuple[float, SampleDone]], rules: Rules) -> tuple[str, tuple[Word, ...]] | None:
+    """Why a group whose members all have their outcome is filtered, a text with `{}` for the words; None if it isn't.
+
+    known: its members with a reward, as the check gave it (`usable`).
+    """
+    if len(known) < rules.min_group:
+        return "{} members have a reward, {} are needed", (len(known), rules.min_group)
+    share = success_share([reward for reward, _ in known], rules)
+    if not rules.success_min <= share <= rules.success_max:
+        return "a share of {} succeeded, wanted is {} to {}", (share, rules.success_min, rules.success_max)
+    if all(masked(done, rules) for _, done in known):
+        return "all {} answers with a reward were cut", (len(known),)
+    if rules.drop_equal and len({shaped(reward, done, rules) for reward, done in known}) == 1:
+        return "all {} rewards are equal", (len(known),)
+    return None
