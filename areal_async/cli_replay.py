@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from areal_async import cli_replay_trainer
 from areal_async.cli_folder import LOG_NAME, log_folder
 from areal_async.errors import ConfigError
 
@@ -36,7 +37,7 @@ EXAMPLES: Final = """examples:
   areal-async replay runs/quickstart-20260101-120000 --json | python -m json.tool
   areal-async replay runs/quickstart-20260101-120000 --peer rewards
   areal-async replay runs/quickstart-20260101-120000 --peer rewards reward.function=math reward.math.last_number=true
-"""
+""" + cli_replay_trainer.EXAMPLES
 
 
 class Peer(NamedTuple):
@@ -52,7 +53,7 @@ def _no_options(group: "Group") -> None:
 
 
 PEERS: Final[dict[str, Peer]] = {
-    "trainer": Peer("areal_async.replay.trainer", _no_options),
+    "trainer": Peer("areal_async.cli_replay_trainer", cli_replay_trainer.add_options),
     "rewards": Peer("areal_async.cli_replay_rewards", _no_options),
     "server": Peer("areal_async.replay.server", _no_options),
 }
@@ -95,6 +96,8 @@ def add_replay(commands: "Commands") -> None:
 def run(arguments: argparse.Namespace) -> int:
     """`areal-async replay`."""
     folder = log_folder("replay", arguments.run)
+    if arguments.peer != "trainer" and (other := cli_replay_trainer.given(arguments)) is not None:
+        raise ConfigError(f"command line: replay: {other}: has a meaning only with --peer trainer")
     if arguments.peer is not None:
         if arguments.until is not None:
             raise ConfigError(f"command line: replay: --until has no meaning with --peer {arguments.peer}")

@@ -2,8 +2,9 @@
 
 What always holds: it speaks the real wire and writes real files in shared memory, so the controller can't tell it from
 the real one; what it has trained stands in its books (`--books`), a line of JSON a step and rank, written before it
-answers: step and branch, the sample ids in order, their lengths, a checksum of their arrays, and `state`, a number that
-stands for the weights: it depends on what was trained in which order and on nothing else (not on branch or ranks). A
+answers: step and branch, the sample ids in order, their lengths, a checksum of their arrays, a digest of all frames of
+the message, and `state`, a number that stands for the weights: it depends on what was trained in which order and on
+nothing else (not on branch or ranks). The gradient's norm is made of `state`, the entropy of the arrays' checksum. A
 trainer that begins with a checkpoint goes on from the checkpoint's number. Faults come on order (`TrainerOrder`).
 
 As a program: `python -m areal_async.testing.trainer --connect A --spec F --ranks N [--step-s S] [--books FILE]
@@ -11,6 +12,7 @@ As a program: `python -m areal_async.testing.trainer --connect A --spec F --rank
 """
 
 import argparse
+import hashlib
 import json
 import os
 import sys
@@ -53,6 +55,7 @@ from areal_async.messages import (
     WorkerError,
 )
 from areal_async.testing.vllm_server import drawn_logprob, drawn_token
+from areal_async.wire import frames
 from areal_async.wire.dealer import Dealer, Request
 
 POLL_S = 1.0
@@ -82,7 +85,13 @@ class Late(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
-TrainerFault: TypeAlias = Die | Fail | Silent | Late
+class Skip(msgspec.Struct, frozen=True, tag=True):
+    """Train the step, and say that its update was left out, as the real one does where a loss isn't finite."""
+
+    why: str = "minibatch 1 of 1: loss is not finite"
+
+
+TrainerFault: TypeAlias = Die | Fail | Silent | Late | Skip
 Moment: TypeAlias = Literal["hello", "train", "publish", "probe", "checkpoint", "save"]
 
 
@@ -98,6 +107,7 @@ class TrainerOrder(msgspec.Struct, frozen=True):
 
 
 EXIT_CODE: Final = 7  # of a death by order
+_CRC: Final = 1 << 32  # above any checksum
 
 
 class _Checkpointed(msgspec.Struct, frozen=True):
@@ -193,6 +203,8 @@ class ScriptedRank:
                 continue
             if isinstance(fault, Die):
                 os._exit(EXIT_CODE)
+            if isinstance(fault, Skip) and isinstance(message, StepDone):
+                message = msgspec.structs.replace(message, skipped=fault.why)
             dealer.reply(request, message, arrays)
 
     def _order(self, on: Moment | None, at: int) -> TrainerFault | None:
@@ -252,6 +264,7 @@ class ScriptedRank:
         trained = sorted((sample.sample, sample.advantage) for sample in train.samples)
         self._state = zlib.crc32(msgspec.json.encode((train.step, trained)), self._state)
         lengths, *rest = request.arrays
+        checksum = zlib.crc32(b"".join(array.tobytes() for array in rest))
         order = [index for minibatch in train.minibatches for micro in minibatch.ranks[self.rank] for index in micro]
         self._write(
             {
@@ -262,12 +275,19 @@ class ScriptedRank:
                 "samples": [train.samples[index].sample for index in order],
                 "advantages": [train.samples[index].advantage for index in order],
                 "lengths": lengths.tolist(),
-                "checksum": zlib.crc32(b"".join(array.tobytes() for array in rest)),
+                "checksum": checksum,
+                "frames": _digest(frames.pack(train, request.arrays, id=request.id)),
                 "state": self._state,
             }
         )
         self._version = train.step + 1
-        metrics = {"loss": 0.0, "grad_norm": 1.0, "entropy": 1.0, "behav_ess": 1.0, "train_s": self._step_s}
+        metrics = {
+            "loss": 0.0,
+            "grad_norm": self._state / _CRC,
+            "entropy": checksum / _CRC,
+            "behav_ess": 1.0,
+            "train_s": self._step_s,
+        }
         return StepDone(at=0.0, step=train.step, branch=train.branch, metrics=metrics)
 
     def _publish(self, publish: Publish) -> Published:
@@ -305,6 +325,15 @@ def _begin(folder: Path) -> tuple[int, int]:
     if len({(file.version, file.state) for file in files}) != 1:
         raise TrainerError(f"checkpoint {folder}: the ranks' files are not of one version")
     return files[0].version, files[0].state
+
+
+def _digest(packed: Sequence[bytes | memoryview]) -> str:
+    """Of the frames of a message, and where each ends."""
+    digest = hashlib.blake2b(digest_size=16)
+    for frame in packed:
+        digest.update(memoryview(frame).nbytes.to_bytes(8, "little"))
+        digest.update(frame)
+    return digest.hexdigest()
 
 
 def _moment(message: AnyWire, held: int) -> tuple[Moment | None, int]:
