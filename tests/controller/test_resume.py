@@ -124,7 +124,8 @@ def test_after_kill_9_steps_are_trained_again_with_the_same_batches_and_nothing_
     first = {line["step"]: line for line in lines if line["branch"] == 0}
     for line in lines:
         if line["branch"] == 1 and line["step"] in first:
-            assert {**line, "branch": 0} == first[line["step"]]  # samples, advantages, arrays' checksum, weights
+            once = first[line["step"]]  # samples, advantages, arrays' checksum, weights; frames tell the branch, too
+            assert {**line, "branch": 0, "frames": once["frames"]} == once
     trained = [sample for line in surviving(read_trainer(lives.books)) for sample in line.samples]
     assert len(trained) == len(set(trained)) == 6 * 2 * 2
     asked = [json.loads(line) for line in lives.server_book.read_bytes()[before:].splitlines()]
