@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from areal_async import cli_replay_trainer
+from areal_async import cli_replay_server, cli_replay_trainer
 from areal_async.cli_folder import LOG_NAME, log_folder
 from areal_async.errors import ConfigError
 
@@ -30,14 +30,18 @@ SHOWN: Final = 12  # commands, and fields, that are printed; --json has all
 VALUE: Final = 160  # characters of a printed value
 LONG_BYTES: Final = 8 << 20  # a log from this size on takes long enough to show how far it is
 
-EXAMPLES: Final = """examples:
+EXAMPLES: Final = (
+    """examples:
   areal-async replay runs/quickstart-20260101-120000
   areal-async replay runs/quickstart-20260101-120000 --until step=12
   areal-async replay runs/quickstart-20260101-120000 --until id=107.3
   areal-async replay runs/quickstart-20260101-120000 --json | python -m json.tool
   areal-async replay runs/quickstart-20260101-120000 --peer rewards
   areal-async replay runs/quickstart-20260101-120000 --peer rewards reward.function=math reward.math.last_number=true
-""" + cli_replay_trainer.EXAMPLES
+"""
+    + cli_replay_trainer.EXAMPLES
+    + cli_replay_server.EXAMPLES
+)
 
 
 class Peer(NamedTuple):
@@ -55,7 +59,7 @@ def _no_options(group: "Group") -> None:
 PEERS: Final[dict[str, Peer]] = {
     "trainer": Peer("areal_async.cli_replay_trainer", cli_replay_trainer.add_options),
     "rewards": Peer("areal_async.cli_replay_rewards", _no_options),
-    "server": Peer("areal_async.replay.server", _no_options),
+    "server": Peer("areal_async.cli_replay_server", cli_replay_server.add_options),
 }
 
 
@@ -96,8 +100,9 @@ def add_replay(commands: "Commands") -> None:
 def run(arguments: argparse.Namespace) -> int:
     """`areal-async replay`."""
     folder = log_folder("replay", arguments.run)
-    if arguments.peer != "trainer" and (other := cli_replay_trainer.given(arguments)) is not None:
-        raise ConfigError(f"command line: replay: {other}: has a meaning only with --peer trainer")
+    for name, options in (("trainer", cli_replay_trainer), ("server", cli_replay_server)):
+        if arguments.peer != name and (other := options.given(arguments)) is not None:
+            raise ConfigError(f"command line: replay: {other}: has a meaning only with --peer {name}")
     if arguments.peer is not None:
         if arguments.until is not None:
             raise ConfigError(f"command line: replay: --until has no meaning with --peer {arguments.peer}")

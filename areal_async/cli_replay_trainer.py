@@ -57,14 +57,16 @@ def add_options(group: "Group") -> None:
         action="append",
         default=[],
         metavar="NAME=X",
-        help="largest difference of a metric, of 1 or of the recorded value, whichever is more (docs/replay.md has the "
-        "usual ones)",
+        help="largest difference of a metric, of 1 or of the recorded value, whichever is more; with --peer server X "
+        "alone, of a token's log-probability (docs/replay.md has the usual ones)",
     )
 
 
 def given(arguments: argparse.Namespace) -> str | None:
     """An option of this peer that was given."""
-    options = {"--from": arguments.begin, "--steps": arguments.steps, "--tolerance": arguments.tolerance or None}
+    options = {"--from": arguments.begin, "--steps": arguments.steps}
+    if arguments.peer != "server":
+        options["--tolerance"] = arguments.tolerance or None
     return next((name for name, value in options.items() if value is not None), None)
 
 

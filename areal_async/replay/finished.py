@@ -61,11 +61,13 @@ class Answer:
 
 @dataclass
 class Finished:
-    """about: what the run is known again by; empty where the log doesn't say. version: that its trainer came to."""
+    """about: what the run is known again by; empty where the log doesn't say. version: that its trainer came to.
+    branches: on which branch each version was trained, of those that still mean the same weights."""
 
     answers: list[Answer] = field(default_factory=list)
     about: dict[str, str | int | float | bool | None] = field(default_factory=dict)
     version: Version = 0
+    branches: dict[Version, int] = field(default_factory=dict)
 
 
 def read_finished(log: Path) -> Finished:
@@ -128,8 +130,10 @@ class _Reading:
                     answer.verdict, answer.reward = event.verdict, event.reward
             case StepDone():
                 self.finished.version = event.step + 1
+                self.finished.branches[event.step + 1] = event.branch
             case RolledBack():
                 self.finished.version = event.to
+                self.finished.branches = {v: b for v, b in self.finished.branches.items() if v <= event.to}
                 for answer in self.finished.answers:
                     answer.lost_branch |= answer.newest > event.to
         for command in turn.commands:

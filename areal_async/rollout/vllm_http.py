@@ -123,6 +123,10 @@ class VllmClient:
             raise answer.broken("the stream ended without a finish reason")
         return answer
 
+    async def generate_whole(self, request: object, deadline_s: float) -> bytes:
+        """The server's answer to a request that isn't streamed, as it came (`rollout.given_tokens` reads it)."""
+        return await self._call("POST", GENERATE, self._encode(request), deadline_s)
+
     @property
     def running(self) -> int:
         """Answers that are waited for."""
