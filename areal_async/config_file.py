@@ -66,15 +66,15 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 def load_with_sources(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Sources]:
     """The same, and where each option was written."""
     source = str(path)
-    tree, problems = read_tree(_read(source), source)
+    tree, problems = read_tree(read_text(source), source)
     if problems and not tree.value:  # not YAML: whatever else could be said would only be a consequence
-        _raise(problems)
-    problems += _override(tree, overrides)
+        raise_problems(problems)
+    problems += override(tree, overrides)
     check = TypeCheck(Config)
     values = check.config(tree)
     problems += check.problems
     if problems:
-        _raise(problems)
+        raise_problems(problems)
     _resolve(values, check.places, Path(source).absolute().parent)
     return msgspec.convert(values, Config), Sources(source, check.places)
 
@@ -87,11 +87,11 @@ def reward_of_command_line(overrides: Sequence[str]) -> tuple[RewardConfig, Sour
     """The section `reward` by itself; overrides: `reward.KEY=VALUE`. Raises ConfigError with all that is wrong."""
     place = Place(COMMAND_LINE, 0)
     tree = Entry(place, {})
-    problems = _override(tree, overrides)
+    problems = override(tree, overrides)
     check = TypeCheck(_RewardAlone)
     values = check.config(tree)
     if problems := problems + check.problems:
-        _raise(problems)
+        raise_problems(problems)
     return msgspec.convert(values, _RewardAlone).reward, Sources(COMMAND_LINE, {"": place, **check.places})
 
 
@@ -104,7 +104,7 @@ def dump_config(config: Config) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_NO_FOLDING)
 
 
-def _read(source: str) -> str:
+def read_text(source: str) -> str:
     try:
         data = Path(source).read_bytes()
     except OSError as error:
@@ -116,13 +116,13 @@ def _read(source: str) -> str:
         raise ConfigError(f"{source}:{line}: not UTF-8 text (byte 0x{data[error.start]:02x})") from error
 
 
-def _raise(problems: list[Problem]) -> None:
+def raise_problems(problems: list[Problem]) -> None:
     """In the order of the lines, the command line last."""
     ordered = sorted(problems, key=lambda problem: (problem.place.source == COMMAND_LINE, problem.place.line))
     raise ConfigError("\n".join(str(problem) for problem in ordered))
 
 
-def _override(tree: Entry, overrides: Sequence[str]) -> list[Problem]:
+def override(tree: Entry, overrides: Sequence[str]) -> list[Problem]:
     """Put overrides into the tree; what isn't an option is found by the type check that follows."""
     problems: list[Problem] = []
     place = Place(COMMAND_LINE, 0)
@@ -137,13 +137,13 @@ def _override(tree: Entry, overrides: Sequence[str]) -> list[Problem]:
             problems.append(Problem(place, key, "given twice; keep one of them"))
         elif entry is None:
             problems.append(Problem(place, key, broken))
-        elif not _put(tree, key.split("."), entry):
+        elif not put(tree, key.split("."), entry):
             problems.append(Problem(place, key, f"is a section; name one of its keys, such as {key}.KEY=VALUE"))
         seen.add(key)
     return problems
 
 
-def _put(tree: Entry, path: Sequence[str], entry: Entry) -> bool:
+def put(tree: Entry, path: Sequence[str], entry: Entry) -> bool:
     """Set the value at `path`; False if a section of the file stands there."""
     keys = tree.value
     for name in path[:-1]:

@@ -52,7 +52,7 @@ def form(groups: Sequence[Group], *, step: int, branch: int, rules: Rules) -> Tr
         branch=branch,
         groups=tuple(group.id for group in groups),
         samples=tuple(samples),
-        minibatches=tuple(_minibatch([i for group in part for i in group], tokens, losses, rules) for part in parts),
+        minibatches=tuple(minibatch([i for group in part for i in group], tokens, losses, rules) for part in parts),
         mask_below=admission.mask_below(step, rules),
     )
 
@@ -86,7 +86,7 @@ def shuffled(items: Sequence[Item], seed: int, step: int) -> list[Item]:
     return order
 
 
-def _minibatch(indices: Sequence[int], tokens: Sequence[int], losses: Sequence[int], rules: Rules) -> Minibatch:
+def minibatch(indices: Sequence[int], tokens: Sequence[int], losses: Sequence[int], rules: Rules) -> Minibatch:
     """One optimiser step over these samples: ranks get nearly the same number of tokens, and as many passes."""
     shares = [
         [indices[place] for place in share]
