@@ -8,12 +8,12 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from areal_async.cli_folder import log_folder
-from areal_async.errors import ConfigError
+from areal_async.errors import ArealError, ConfigError
 
 if TYPE_CHECKING:
     from areal_async.log.format import Torn
@@ -93,6 +93,10 @@ def run(arguments: argparse.Namespace) -> int:
         match what:
             case "ls":
                 _list(folder, arguments)
+            case "story":
+                _story(folder, arguments)
+            case "samples":
+                _samples(folder, arguments)
     return 0
 
 
@@ -132,3 +136,68 @@ def _list(folder: Path, arguments: argparse.Namespace) -> None:
             left -= 1
             if not left:
                 return
+
+
+def _story(folder: Path, arguments: argparse.Namespace) -> None:
+    import msgspec
+
+    from areal_async.trace import story
+    from areal_async.trace.things import thing
+
+    about = thing(arguments.story)
+    lines = story.tell(folder, about, _say_torn)
+    for text in (msgspec.json.encode(line).decode() for line in lines) if arguments.json else story.shown(about, lines):
+        print(text)
+
+
+def _samples(folder: Path, arguments: argparse.Namespace) -> None:
+    import msgspec
+
+    from areal_async.trace import samples
+    from areal_async.trace.things import thing
+
+    wanted = samples.Wanted(tuple(map(thing, arguments.id or ())), arguments.step, tuple(arguments.verdict or ()))
+    decode, why = samples.find_decoder(folder)
+    if decode is None:
+        print(f"no texts, tokens only: {why}", file=sys.stderr)
+    written = gone = 0
+    encoder = msgspec.json.Encoder()
+    with _output(arguments.samples) as file, _progress(folder, "samples") as read:
+        for record in samples.read_samples(folder, wanted, decode, _say_torn, read):
+            file.write(encoder.encode(record) + b"\n")
+            written += 1
+            gone += bool(record.missing)
+    released = f", {gone} of them without arrays: those have left the disk" if gone else ""
+    print(f"{written} finished samples{released}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _output(name: str) -> Iterator[BinaryIO]:
+    """A file that is whole or isn't there; `-`: the standard output."""
+    if name == "-":
+        yield sys.stdout.buffer
+        return
+    path = Path(name)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        os.replace(partial, path)
+    except OSError as error:
+        raise ArealError(f"{path}: can't be written: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _progress(folder: Path, what: str) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal; it is told bytes of the decision log that were read."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from areal_async.log.format import DECISIONS_NAME
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(what, total=(folder / DECISIONS_NAME).stat().st_size)
+        yield lambda count: bar.update(task, completed=count)

@@ -10,6 +10,7 @@ from areal_async.core.waiting import duration
 from areal_async.messages import SampleId, Version, group_of
 
 TEXT: Final = 160  # characters of an error or another long text in a line
+LAST_LINES: Final = 3  # of a text that has many
 SPANS: Final = 8  # spans of numbers that are named before "and N more"
 
 
@@ -29,6 +30,12 @@ def first_line(text: str, most: int = TEXT) -> str:
     if len(line) > most:
         return line[: most - 1] + "…"
     return line + (" …" if rest else "")
+
+
+def tail(text: str) -> list[str]:
+    """The last lines of a long text (of a lost process's stderr), where there are more than its first."""
+    lines = [line.strip() for line in text.strip().splitlines()[1:] if line.strip()]
+    return [first_line(line) for line in lines[-LAST_LINES:]]
 
 
 def spans(numbers: Iterable[int]) -> str:
@@ -66,3 +73,17 @@ def number(value: float | None) -> str:
 def count(amount: int, thing: str) -> str:
     """Such as "1 token", "812 tokens"."""
     return f"{amount:,} {thing}{'' if amount == 1 else 's'}"
+
+
+def members(names: Sequence[SampleId]) -> str:
+    """Samples of one group, such as "3.0 to 3.7", "3.0, 3.2"."""
+    if not names:
+        return ""
+    group = group_of(names[0])
+    runs: list[list[int]] = []
+    for member in sorted(int(name.partition(".")[2]) for name in names):
+        if runs and member == runs[-1][1] + 1:
+            runs[-1][1] = member
+        else:
+            runs.append([member, member])
+    return ", ".join(f"{group}.{low}" if low == high else f"{group}.{low} to {group}.{high}" for low, high in runs)
