@@ -11,7 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from areal_async.log.format import PayloadRef, Torn
+from areal_async.errors import LogError
+from areal_async.log.format import DECISIONS_NAME, PayloadRef, Torn
 from areal_async.log.reader import Record, read_records, warn
 from areal_async.messages import AnyCommand, AnyEvent, Command, Event, Note, Rules
 
@@ -56,11 +57,11 @@ def read_turns(folder: Path, on_torn: Callable[[Torn], None] = warn) -> Recorded
         if isinstance(record.message, Note):
             notes.append(record.message)
             continue
-        return Recorded(first.message, notes, _turns(chain([record], records)))
+        return Recorded(first.message, notes, _turns(folder / DECISIONS_NAME, chain([record], records)))
     return Recorded(first.message, notes, iter(()))
 
 
-def _turns(records: Iterator[Record]) -> Iterator[Turn]:
+def _turns(path: Path, records: Iterator[Record]) -> Iterator[Turn]:
     turn: Turn | None = None
     for message, payload, offset in records:
         match message:
@@ -73,6 +74,9 @@ def _turns(records: Iterator[Record]) -> Iterator[Turn]:
                 turn.offsets.append(offset)
             case Note() if turn is not None:
                 turn.notes.append(message)
+            case _:
+                name = type(message).__name__
+                raise LogError(f"{path}: at offset {offset} is {name}, which follows from nothing; the log was changed")
     if turn is not None:
         turn.last = True
         yield turn

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from tests.replay.runs import make
+from ..replay.runs import make
 
 KEPT: Final = {
     "wait-gone-back-resumed": "wait, gone back and resumed",
