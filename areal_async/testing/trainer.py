@@ -8,7 +8,7 @@ nothing else (not on branch or ranks). The gradient's norm is made of `state`, t
 trainer that begins with a checkpoint goes on from the checkpoint's number. Faults come on order (`TrainerOrder`).
 
 As a program: `python -m areal_async.testing.trainer --connect A --spec F --ranks N [--step-s S] [--books FILE]
-[--orders JSON]`.
+[--orders JSON] [--recorded LOG [--pace P]]` (with the last, metrics and durations of steps are those of that run).
 """
 
 import argparse
@@ -22,14 +22,14 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from areal_async import disk
-from areal_async.errors import TrainerError
+from areal_async.errors import ArealError, TrainerError
 from areal_async.messages import (
     PROTOCOL,
     AnyWire,
@@ -54,7 +54,7 @@ from areal_async.messages import (
     WeightsSent,
     WorkerError,
 )
-from areal_async.testing.vllm_server import drawn_logprob, drawn_token
+from areal_async.testing.vllm_server import NotGiven, drawn_logprob, drawn_token
 from areal_async.wire import frames
 from areal_async.wire.dealer import Dealer, Request
 
@@ -120,8 +120,29 @@ class _Checkpointed(msgspec.Struct, frozen=True):
     books: int
 
 
+class Step(NamedTuple):
+    """metrics, skipped: as of `StepDone`. seconds: from its command to its end."""
+
+    metrics: dict[str, float]
+    skipped: str
+    seconds: float
+
+
+class Recording(Protocol):
+    """What a recorded run's trainer did (`testing.recorded.RecordedRun`)."""
+
+    def step(self, step: int) -> Step:
+        """Raises NotGiven where it has not trained this one."""
+        ...
+
+    def publish_s(self, version: int) -> float: ...
+
+    def checkpoint_s(self, version: int) -> float: ...
+
+
 class ScriptedRank:
-    """One rank. step_s: how long a step takes. books: file that its steps are written to.
+    """One rank. step_s: how long a step takes. books: file that its steps are written to. recording: whose metrics and
+    durations its steps have. vocab_size: of the servers, whose probes it answers.
 
     Raises TrainerError if `spec.checkpoint` names no complete checkpoint.
     """
@@ -134,6 +155,8 @@ class ScriptedRank:
         step_s: float,
         books: Path | None,
         orders: Sequence[TrainerOrder] = (),
+        recording: Recording | None = None,
+        vocab_size: int = VOCAB_SIZE,
     ) -> None:
         self.rank = rank
         self.world = world
@@ -141,6 +164,8 @@ class ScriptedRank:
         self._step_s = step_s
         self._books = books
         self._orders = orders
+        self._recording = recording
+        self._vocab_size = vocab_size
         self._carried_out: Counter[int] = Counter()
         self._version, self._state = _begin(Path(spec.checkpoint)) if spec.checkpoint else (0, 0)
 
@@ -198,7 +223,7 @@ class ScriptedRank:
                     os._exit(EXIT_CODE)
             try:
                 message, arrays = self._answer(request)
-            except (TrainerError, OSError) as error:  # a full disk, for one: the real ranks go on, too
+            except (TrainerError, NotGiven, OSError) as error:  # a full disk, for one: the real ranks go on, too
                 dealer.reply(request, WorkerError(why=str(error)))
                 continue
             if isinstance(fault, Die):
@@ -222,7 +247,8 @@ class ScriptedRank:
             case Publish() as publish:
                 return self._publish(publish), []
             case Probe() as probe:
-                return ProbeResult(id=probe.id, version=self._version), [logprobs_of(request.arrays[0], self._version)]
+                logprobs = logprobs_of(request.arrays[0], self._version, self._vocab_size)
+                return ProbeResult(id=probe.id, version=self._version), [logprobs]
             case JoinServers():
                 return ServersJoined(seconds=0.0), []
             case SendWeights(version=version):
@@ -234,6 +260,7 @@ class ScriptedRank:
                 (Path(path) / "version").write_text(str(self._version))
                 return ModelSaved(path=path, version=self._version), []
             case SaveCheckpoint(path=path):
+                time.sleep(self._recording.checkpoint_s(self._version) if self._recording is not None else 0.0)
                 nbytes = self._write_checkpoint(Path(path), self._checkpoint())
                 return CheckpointSaved(path=path, version=self._version, nbytes=nbytes), []
             case other:
@@ -260,7 +287,8 @@ class ScriptedRank:
     def _train(self, train: Train, request: Request) -> StepDone:
         if train.step != self._version:
             raise TrainerError(f"rank {self.rank} holds version {self._version} and was asked for step {train.step}")
-        time.sleep(self._step_s)
+        recorded = self._recording.step(train.step) if self._recording is not None else None
+        time.sleep(self._step_s if recorded is None else recorded.seconds)
         trained = sorted((sample.sample, sample.advantage) for sample in train.samples)
         self._state = zlib.crc32(msgspec.json.encode((train.step, trained)), self._state)
         lengths, *rest = request.arrays
@@ -281,6 +309,9 @@ class ScriptedRank:
             }
         )
         self._version = train.step + 1
+        done = StepDone(at=0.0, step=train.step, branch=train.branch, metrics={})
+        if recorded is not None:
+            return msgspec.structs.replace(done, metrics=recorded.metrics, skipped=recorded.skipped)
         metrics = {
             "loss": 0.0,
             "grad_norm": self._state / _CRC,
@@ -288,11 +319,12 @@ class ScriptedRank:
             "behav_ess": 1.0,
             "train_s": self._step_s,
         }
-        return StepDone(at=0.0, step=train.step, branch=train.branch, metrics=metrics)
+        return msgspec.structs.replace(done, metrics=metrics)
 
     def _publish(self, publish: Publish) -> Published:
         if publish.version != self._version:
             raise TrainerError(f"version {publish.version} can't be published: the trainer holds {self._version}")
+        time.sleep(self._recording.publish_s(publish.version) if self._recording is not None else 0.0)
         if self._spec.transport == "nccl":
             there = f"nccl:{publish.version}"
             return Published(at=0.0, version=publish.version, branch=publish.branch, location=there, nbytes=0)
@@ -351,14 +383,16 @@ def _moment(message: AnyWire, held: int) -> tuple[Moment | None, int]:
     return None, held
 
 
-def logprobs_of(token_ids: npt.NDArray[np.generic], newest: int) -> npt.NDArray[np.float32]:
+def logprobs_of(
+    token_ids: npt.NDArray[np.generic], newest: int, vocab_size: int = VOCAB_SIZE
+) -> npt.NDArray[np.float32]:
     """What the scripted server says of an answer without a seed, under a version up to `newest`: the longest end of the
     sequence that one of them can have drawn is the answer."""
     tokens = token_ids.tolist()
     out = np.zeros(len(tokens), np.float32)
     for begin in range(1, len(tokens)):
         for version in range(newest, -1, -1):
-            if all(token == drawn_token(0, version, at, VOCAB_SIZE) for at, token in enumerate(tokens[begin:])):
+            if all(token == drawn_token(0, version, at, vocab_size) for at, token in enumerate(tokens[begin:])):
                 out[begin:] = [drawn_logprob(0, version, at) for at in range(len(tokens) - begin)]
                 return out
     return out
@@ -373,16 +407,24 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.0, help="seconds a step")
     parser.add_argument("--books", type=Path, help="file for what was trained")
     parser.add_argument("--orders", default="[]", help="what goes wrong: a JSON list of TrainerOrder")
+    parser.add_argument("--recorded", type=Path, help="log folder of a run whose steps it answers with")
+    parser.add_argument("--pace", type=float, default=1.0, help="by which recorded durations are multiplied")
     arguments = parser.parse_args()
     spec = msgspec.json.decode(arguments.spec.read_bytes(), type=TrainerSpec)
     secret = os.environ["AREAL_ASYNC_SECRET"]
     orders = msgspec.json.decode(arguments.orders, type=list[TrainerOrder])
+    recording, vocab_size = None, VOCAB_SIZE
     try:
+        if arguments.recorded is not None:
+            from areal_async.testing.recipes import vocabulary  # they are made of this module
+            from areal_async.testing.recorded import RecordedRun
+
+            recording, vocab_size = RecordedRun(arguments.recorded, arguments.pace), vocabulary(spec.model_path)
         ranks = [
-            ScriptedRank(rank, arguments.ranks, spec, arguments.step_s, arguments.books, orders)
+            ScriptedRank(rank, arguments.ranks, spec, arguments.step_s, arguments.books, orders, recording, vocab_size)
             for rank in range(arguments.ranks)
         ]
-    except TrainerError as error:
+    except ArealError as error:
         sys.exit(f"trainer: {error}")
     threads = [threading.Thread(target=rank.serve, args=(arguments.connect, secret)) for rank in ranks]
     for thread in threads:

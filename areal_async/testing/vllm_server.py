@@ -5,7 +5,10 @@ the version of the "weights" at that moment (`drawn_token`, `drawn_logprob`), so
 are exact; the order of weight calls is enforced as by vLLM, and recorded in `calls`; each request is written to the
 book, if there is one, before it is answered.
 
-As a program, in another process: `python -m areal_async.testing.vllm_server --uds PATH [--book FILE] [--orders JSON]`.
+With `answers` it says what they give instead: those of a recorded run (`testing.recorded`).
+
+As a program, in another process: `python -m areal_async.testing.vllm_server --uds PATH [--book FILE] [--orders JSON]
+[--recorded LOG [--pace P]]`.
 """
 
 import argparse
@@ -17,10 +20,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Final, Protocol, Self, TypeAlias
 
 import msgspec
 from aiohttp import web
+
+from areal_async.errors import ArealError
 
 FOREVER_S: Final = 3600.0  # a stalled request ends when its connection does
 ENGINE_ID_PREFIX: Final = "generate-tokens-"
@@ -87,6 +92,25 @@ class Entry(msgspec.Struct, frozen=True):
     aborted: bool = False
 
 
+class Given(msgspec.Struct, frozen=True):
+    """An answer that stands before it is asked for. seconds: that it takes, spread over its tokens."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish: str
+    seconds: float
+
+
+class NotGiven(ArealError):
+    """Whoever was to give an answer, a verdict or a step has none."""
+
+
+class Answers(Protocol):
+    def answer(self, request_id: str, asked: list[int]) -> Given | None:
+        """What comes after the tokens `asked`; None: it is drawn. Raises NotGiven: the request is refused (404)."""
+        ...
+
+
 def drawn_token(seed: int, version: int, position: int, vocab_size: int) -> int:
     """The token at `position` of an answer (counted from 0), drawn by the weights of `version`."""
     return zlib.crc32(f"{seed}/{version}/{position}".encode()) % vocab_size
@@ -118,7 +142,8 @@ class ScriptedServer:
 
     token_s: seconds a token. chunk_tokens: tokens a chunk (`--stream-interval`).
     dev_mode, scale_out, logprobs_mode, dtype, backend: how it was "started"; see `rollout.handshake`. book: file that
-    an `Entry` is appended to for each request and each abort; several servers may share it.
+    an `Entry` is appended to for each request and each abort; several servers may share it. answers: what it says in
+    place of what it would draw.
     """
 
     uds: str
@@ -134,6 +159,7 @@ class ScriptedServer:
     label: str = "default"
     paused: bool = False
     book: Path | None = None
+    answers: Answers | None = None
 
     calls: list[str] = field(default_factory=list, init=False)
     requests: list[_Request] = field(default_factory=list, init=False)
@@ -309,6 +335,10 @@ class ScriptedServer:
         if outside:
             reason = f"token_id(s) {outside} in logit_bias contain out-of-vocab token ids"
             return web.json_response({"error": {"message": reason}}, status=400)
+        try:
+            given = self.answers.answer(body.request_id, body.token_ids) if self.answers is not None else None
+        except NotGiven as error:
+            return web.json_response({"error": {"message": str(error)}}, status=404)
         self.requests.append(body)
         sampling = body.sampling_params
         self._write(Entry(self._name, self.label, body.request_id, body.token_ids, sampling.max_tokens, sampling.seed))
@@ -316,7 +346,7 @@ class ScriptedServer:
         self.open_most = max(self.open_most, self.open_now)
         self._running[body.request_id] += 1
         try:
-            return await self._stream(request, body)
+            return await self._stream(request, body, given)
         finally:
             self.open_now -= 1
             self._running -= Counter([body.request_id])
@@ -330,12 +360,13 @@ class ScriptedServer:
             with self.book.open("ab", buffering=0) as file:
                 file.write(msgspec.json.encode(entry) + b"\n")
 
-    async def _stream(self, request: web.Request, body: _Request) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, body: _Request, given: Given | None) -> web.StreamResponse:
         faults = self._faults["/inference/v1/generate"]
         fault = faults.popleft() if faults else None
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        drawing = _Drawing(body, self.vocab_size)
+        drawing = _Drawing(body, self.vocab_size, given)
+        token_s = self.token_s if given is None else given.seconds / max(1, len(given.token_ids))
         while drawing.finish is None:
             await self._goes.wait()
             match fault:
@@ -354,7 +385,7 @@ class ScriptedServer:
                 drawing.finish = "abort"
             tokens = min(self.chunk_tokens, fault.after_tokens) if isinstance(fault, Stall | Break | Say) else None
             await response.write(drawing.chunk(tokens or self.chunk_tokens, self.label))
-            await asyncio.sleep(self.token_s * self.chunk_tokens)
+            await asyncio.sleep(token_s * self.chunk_tokens)
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -362,7 +393,8 @@ class ScriptedServer:
 class _Drawing:
     """One answer as it grows. finish: None while it does."""
 
-    def __init__(self, body: _Request, vocab_size: int) -> None:
+    def __init__(self, body: _Request, vocab_size: int, given: Given | None = None) -> None:
+        self._given = given
         self._sampling = body.sampling_params
         self._seed = body.sampling_params.seed or 0
         self._vocab_size = vocab_size
@@ -377,13 +409,11 @@ class _Drawing:
         version = int(label) if label.isdecimal() else -1
         begin = self.position
         while self.finish is None and len(drawn) < tokens:
-            drawn.append(drawn_token(self._seed, version, self.position, self._vocab_size))
-            logprobs.append(drawn_logprob(self._seed, version, self.position))
+            token, logprob = self._next(version)
+            drawn.append(token)
+            logprobs.append(logprob)
             self.position += 1
-            if drawn[-1] in self._sampling.stop_token_ids:
-                self.finish = "stop"
-            elif self.position == self._sampling.max_tokens:
-                self.finish = "length"
+            self.finish = self._end(token)
         if self._spans and self._spans[-1]["version"] == label:
             self._spans[-1]["end"] = self.position
         elif drawn:
@@ -401,6 +431,19 @@ class _Drawing:
             "logprobs": {"content": content},
         }
         return b"data: " + msgspec.json.encode({"request_id": "", "usage": None, "choices": [choice]}) + b"\n\n"
+
+    def _next(self, version: int) -> tuple[int, float]:
+        if self._given is not None:
+            return self._given.token_ids[self.position], self._given.logprobs[self.position]
+        token = drawn_token(self._seed, version, self.position, self._vocab_size)
+        return token, drawn_logprob(self._seed, version, self.position)
+
+    def _end(self, token: int) -> str | None:
+        if self._given is not None and self.position == len(self._given.token_ids):
+            return self._given.finish
+        if self._given is None and token in self._sampling.stop_token_ids:
+            return "stop"
+        return "length" if self.position == self._sampling.max_tokens else None
 
 
 async def _serve(server: ScriptedServer) -> None:
@@ -420,10 +463,17 @@ def main() -> None:
     parser.add_argument("--backend", default="areal_file", help="weight transfer engine that it says it has")
     parser.add_argument("--book", type=Path, help="file for what was asked")
     parser.add_argument("--orders", default="[]", help="faults: a JSON list of `Order`s")
+    parser.add_argument("--recorded", type=Path, help="log folder of a run whose answers it gives")
+    parser.add_argument("--pace", type=float, default=1.0, help="by which recorded durations are multiplied")
     args = parser.parse_args()
+    answers: Answers | None = None
+    if args.recorded is not None:
+        from areal_async.testing.recorded import RecordedRun  # it is made of this module
+
+        answers = RecordedRun(args.recorded, args.pace)
     server = ScriptedServer(
         args.uds, args.vocab_size, args.max_model_len, args.token_s, args.chunk_tokens, dtype=args.dtype,
-        backend=args.backend, book=args.book,
+        backend=args.backend, book=args.book, answers=answers,
     )  # fmt: skip
     for order in msgspec.json.decode(args.orders, type=list[Order]):
         server.follow(order)
