@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 USAGE: Final = """areal-async trace RUN [ls] [--kind K] [--id ID] [--from S] [--to S] [--limit N] [--json]
        areal-async trace RUN --story ID [--json]
        areal-async trace RUN --samples FILE.jsonl [--step N] [--id ID] [--verdict V]
-       areal-async trace RUN --perfetto FILE.json
+       areal-async trace RUN --perfetto FILE.json [--id SAMPLE]
        areal-async trace RUN --anonymize OUT"""
 
 EXAMPLES: Final = """ids: 12 (a group, with its samples), 12.3 (a sample), "step 6", "server 0", rewards.0, trainer
@@ -44,7 +44,7 @@ _FILTERS: Final = {
     "ls": ("kind", "id", "begin", "end", "limit", "json"),
     "story": ("json",),
     "samples": ("step", "id", "verdict"),
-    "perfetto": (),
+    "perfetto": ("id",),
     "anonymize": (),
 }
 _NAMES: Final = {"begin": "from", "end": "to"}
@@ -97,6 +97,10 @@ def run(arguments: argparse.Namespace) -> int:
                 _story(folder, arguments)
             case "samples":
                 _samples(folder, arguments)
+            case "perfetto":
+                _perfetto(folder, arguments)
+            case "anonymize":
+                _anonymize(folder, arguments)
     return 0
 
 
@@ -171,6 +175,40 @@ def _samples(folder: Path, arguments: argparse.Namespace) -> None:
     print(f"{written} finished samples{released}", file=sys.stderr)
 
 
+def _perfetto(folder: Path, arguments: argparse.Namespace) -> None:
+    from areal_async.trace import perfetto
+    from areal_async.trace.things import thing, wrong
+
+    things = [thing(text) for text in arguments.id or ()]
+    if len(things) > 1 or any(each.kind != "sample" for each in things):
+        raise wrong("--perfetto --id: name one sample, such as 12.3: its way is drawn, and no other")
+    try:
+        drawn = perfetto.write(folder, arguments.perfetto, sample=things[0].name if things else None)
+    except OSError as error:
+        raise ArealError(f"{arguments.perfetto}: can't be written: {error.strerror}") from None
+    print(
+        f"{arguments.perfetto}: {drawn.seconds:.1f} s of the run, {drawn.samples} samples, {drawn.steps} steps, "
+        f"{drawn.nbytes:,} bytes; open it at https://ui.perfetto.dev",
+        file=sys.stderr,
+    )
+
+
+def _anonymize(folder: Path, arguments: argparse.Namespace) -> None:
+    from areal_async.trace.anonymize import anonymize
+
+    out = arguments.anonymize
+    with _share_done("anonymize") as read:
+        copied = anonymize(folder, out, _say_torn, read)
+    replays = "`areal-async replay` gives the same decisions of both"
+    if copied.differs_at is not None:
+        replays = f"`areal-async replay` finds the difference of both, after event {copied.differs_at}"
+    print(
+        f"{out}: {copied.records:,} records, arrays of {copied.samples:,} samples, {copied.nbytes:,} bytes; tokens and "
+        f"texts are hashed with a key that is gone; {replays}. docs/trace.md says what stays",
+        file=sys.stderr,
+    )
+
+
 @contextlib.contextmanager
 def _output(name: str) -> Iterator[BinaryIO]:
     """A file that is whole or isn't there; `-`: the standard output."""
@@ -192,12 +230,19 @@ def _output(name: str) -> Iterator[BinaryIO]:
 @contextlib.contextmanager
 def _progress(folder: Path, what: str) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal; it is told bytes of the decision log that were read."""
+    from areal_async.log.format import DECISIONS_NAME
+
+    whole = max(1, (folder / DECISIONS_NAME).stat().st_size)
+    with _share_done(what) as told:
+        yield lambda count: told(count / whole)
+
+
+@contextlib.contextmanager
+def _share_done(what: str) -> Iterator[Callable[[float], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    from areal_async.log.format import DECISIONS_NAME
-
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task(what, total=(folder / DECISIONS_NAME).stat().st_size)
-        yield lambda count: bar.update(task, completed=count)
+        task = bar.add_task(what, total=1.0)
+        yield lambda share: bar.update(task, completed=share)
