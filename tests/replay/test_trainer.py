@@ -34,12 +34,15 @@ class Watcher(Nobody):
     def __init__(self) -> None:
         self.started: list[tuple[int, int]] = []
         self.steps: list[int] = []
+        self.published: list[int] = []  # files of published weights, of all
+        self._others = set(os.listdir("/dev/shm"))
 
     def starting(self, version: int, ranks: int) -> None:
         self.started.append((version, ranks))
 
     def step(self, compared: Compared) -> None:
         self.steps.append(compared.step)
+        self.published.append(len(set(os.listdir("/dev/shm")) - self._others))
 
 
 async def live(
@@ -99,6 +102,8 @@ async def test_ranks_get_the_very_frames_that_the_live_ones_got(recorded: Path, 
     assert watch.steps == [compared.step for compared in steps] == list(range(8))
     change = next(step.step for step in history.steps if step.ranks == 1)
     assert watch.started == [(0, 2), (change, 1)]
+    # the version before is freed; new ranks have published nothing when their first step is done
+    assert watch.published == [int(step != change) for step in range(8)]
     assert any("another train.ranks (2, then 1)" in said for said in planned.said)
     for compared in steps:
         assert list(over(compared, {})) == []
