@@ -6,6 +6,7 @@ limits and descriptions; here is only how to speak of them.
 """
 
 import difflib
+import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -243,6 +244,7 @@ def in_range(kind: inspect.IntType | inspect.FloatType, number: float) -> bool:
 # ------------------------------------------------------------------------------------------- reading the struct types
 
 
+@functools.cache
 def struct_type(struct: type[msgspec.Struct]) -> inspect.StructType:
     kind = inspect.type_info(struct)
     assert isinstance(kind, inspect.StructType)

@@ -301,8 +301,8 @@ class Plan(Section, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            description="0: times of steps, rates and speed-ups are of the whole run. More: of its middle, without so many "
-            "steps at the beginning, and without the last η + 1, in which nothing new is begun.",
+            description="0: times of steps, rates and speed-ups are of the whole run. More: of its middle, without so "
+            "many steps at the beginning, and without the last η + 1, in which nothing new is begun.",
         ),
     ] = 0
     baseline: Annotated[

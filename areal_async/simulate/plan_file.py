@@ -15,6 +15,7 @@ Left: a grid of four rows, the last key the fastest. Right: one grid after the o
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,8 @@ from areal_async.config_yaml import COMMAND_LINE, Entry, Place, Problem, Scalar,
 from areal_async.simulate.plan import Plan
 
 SWEEP: Final = "sweep"
-MOST_ROWS: Final = 10_000  # of a sweep; more is a slip
+MOST_ROWS: Final = 1000  # of a sweep; more is a slip
+_OF_SWEEP: Final = f"{SWEEP}."
 _FOLDERS: Final = ("from_run", "validate")
 _NOT_SWEPT: Final = ("title", "baseline", "warm_up", "validate")
 
@@ -46,12 +48,13 @@ def load_rows(path: str | Path, overrides: Sequence[str] = ()) -> list[Row]:
     tree, problems = read_tree(read_text(source), source)
     if problems and not tree.value:
         raise_problems(problems)
-    problems += override(tree, overrides)
+    swept = [text.removeprefix(_OF_SWEEP) for text in overrides if text.startswith(_OF_SWEEP)]
+    problems += override(tree, [text for text in overrides if not text.startswith(_OF_SWEEP)])
     assert isinstance(tree.value, dict)
-    written = tree.value.pop(SWEEP, None)
-    grids = _grids(written, tree, problems)
+    written = tree.value.pop(SWEEP, Entry(Place(source, 1), {}))
+    grids = _grids(written, swept, tree, problems)
     rows = []
-    for values in _combinations(grids, problems):
+    for values in _combinations(grids):
         row = _row(tree, values, source, problems)
         if row is not None:
             rows.append(row)
@@ -83,18 +86,18 @@ def _row(tree: Entry, values: Mapping[str, Entry], source: str, problems: list[P
 Grid = dict[str, list[Entry]]
 
 
-def _grids(written: Entry | None, tree: Entry, problems: list[Problem]) -> list[Grid]:
-    """Keys with their values, of each grid; one empty grid where nothing is swept."""
-    if written is None or is_null(written):
-        return [{}]
-    parts = written.value if isinstance(written.value, list) else [written]
-    grids = []
-    for part in parts:
+def _grids(written: Entry, overrides: Sequence[str], tree: Entry, problems: list[Problem]) -> list[Grid]:
+    """Keys with their values, of each grid; one empty grid where nothing is swept. overrides: `KEY=VALUES`, of each."""
+    if is_null(written):
+        written = Entry(written.place, {})
+    grids: list[Grid] = []
+    for part in written.value if isinstance(written.value, list) else [written]:
         if not isinstance(part.value, dict):
             what = "must be a section of `key.path: [values]`, or a list of such sections"
             problems.append(Problem(part.place, SWEEP, what))
             continue
-        grid = {}
+        problems += override(part, overrides)
+        grid: Grid = {}
         for key, entry in _flat(part, ""):
             if _written_over(tree, key):
                 continue
@@ -105,6 +108,9 @@ def _grids(written: Entry | None, tree: Entry, problems: list[Problem]) -> list[
             else:
                 grid[key] = entry.value if isinstance(entry.value, list) else [entry]
         grids.append(grid)
+    if sum(prod(map(len, grid.values())) for grid in grids) > MOST_ROWS:
+        problems.append(Problem(written.place, SWEEP, f"has more than {MOST_ROWS} rows; leave some values out"))
+        return []
     return grids or [{}]
 
 
@@ -122,16 +128,19 @@ def _unknown(key: str) -> str:
     """What is wrong with a key that is to be swept; empty: nothing."""
     if key in _NOT_SWEPT:
         return "isn't of a row; it can't be swept"
-    place = Place("", 0)
-    if key in dict(options(struct_type(Plan))):
+    known = dict(options(struct_type(Plan)))
+    if key in known:
         return ""
+    if inside := [option for option in known if option.startswith(f"{key}.")]:
+        return f"is a section; name one of its keys, such as {inside[0]}"
+    place = Place("", 0)
     *sections, leaf = key.split(".")
     entry = Entry(place, {leaf: Entry(place, Scalar("", quoted=True))})
     for section in reversed(sections):
         entry = Entry(place, {section: entry})
     check = TypeCheck(Plan)
     check.config(entry)
-    return next((problem.what for problem in check.problems), "is a section; name one of its keys")
+    return check.problems[0].what
 
 
 def _written_over(tree: Entry, key: str) -> bool:
@@ -144,15 +153,9 @@ def _written_over(tree: Entry, key: str) -> bool:
     return entry.place.source == COMMAND_LINE
 
 
-def _combinations(grids: Sequence[Grid], problems: list[Problem]) -> Iterator[dict[str, Entry]]:
-    count = 0
+def _combinations(grids: Sequence[Grid]) -> Iterator[dict[str, Entry]]:
     for grid in grids:
         for values in product(*grid.values()):
-            count += 1
-            if count > MOST_ROWS:
-                place = next(iter(values), Entry(Place(COMMAND_LINE, 0), [])).place
-                problems.append(Problem(place, SWEEP, f"has more than {MOST_ROWS} rows; leave some values out"))
-                return
             yield dict(zip(grid, values, strict=True))
 
 

@@ -78,7 +78,7 @@ def simulate_rows(prepared: Sequence[Prepared], progress: Callable[[int], Progre
                 figures = colocated.simulate(made.rules, made.cluster, made.reshard_s, tell)
             else:
                 figures = simulate(made.rules, made.cluster, row.plan.seed, tell)
-        except RunFailed as error:
+        except (RunFailed, ValueError) as error:  # ended by the core; or no run could follow such rules
             yield msgspec.structs.replace(result, failed=str(error))
             continue
         yield _with_rates(result, figures, row.plan.warm_up)
