@@ -1,0 +1,191 @@
+"""How fast servers wrote: the times of a `ServerModel` from when answers were asked for, came, and stood still.
+
+What always holds: a function of what was observed. An answer takes a decoding step a token, and each step the time that
+the model says for what ran at that moment. So
+
+    elapsed - pauses = Σ over its tokens (overhead_s + max(context_s · context, sequence_s · running))
+                       + prefill_s · (tokens of prompts and cleared caches that were computed meanwhile)
+
+which is linear in the unknown times, once it is known how many steps fall between any two changes of what runs. That
+follows from the times themselves: they begin as equal ones, and are fitted again until nothing changes. None may be
+negative. The log tells `weights_s` and `overhead_s` apart only where arithmetic limits some steps and memory others;
+`weights_s` is always 0 here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from areal_async.errors import ConfigError
+from areal_async.messages import GroupId, group_of
+from areal_async.simulate.observed import Life, Seen, usable
+
+Array = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
+
+LEAST: Final = 50  # answers from which a speed is fitted: fewer tell more of chance than of the server
+ROUNDS: Final = 50
+SAME: Final = 1e-5  # of each time; another round would change nothing
+EXACT: Final = 1e-6  # of the values: what is left is no more than rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """See `ServerModel`. error: of an answer's time, root of the mean square, as a share of the mean time. answers: how
+    many it rests on. most: answers that one server had at a time."""
+
+    overhead_s: float
+    context_s: float
+    sequence_s: float
+    prefill_s: float
+    error: float
+    answers: int
+    most: int
+
+
+def fit_speed(lives: Sequence[Life]) -> Speed:
+    """Errors: ConfigError where too few answers came undisturbed."""
+    lines = [_Timeline(life) for life in lives]
+    found = sum(len(line.length) for line in lines)
+    if found < LEAST:
+        raise ConfigError(
+            f"only {found} answers came from servers that nothing disturbed, and {LEAST} are needed to fit how fast a"
+            " server is; name a longer run"
+        )
+    fits = [_fit(lines, start) for start in ((0.01, 1e-6, 0.0, 0.0), (0.01, 0.0, 1e-4, 0.0))]
+    return min(fits, key=lambda speed: speed.error)
+
+
+def least_squares(columns: Array, values: Array) -> Array:
+    """Coefficients >= 0 with the least sum of squares, of as few columns as will do: one more counts only if the
+    squares fall by more than noise alone would make them (Schwarz 1978: N · log(mean square) + K · log(N) is least).
+
+    columns [N, K] with few K: each subset of them is tried. One that is a multiple or a sum of others gets 0, where it
+    comes after them.
+    """
+    size = columns.shape[1]
+    scale = np.maximum(np.abs(columns).max(axis=0), 1e-300)
+    exact = EXACT * EXACT * float(values @ values)
+    best, least = np.zeros(size), np.inf
+    for count in range(1, size + 1):
+        for chosen in map(list, combinations(range(size), count)):
+            part = columns[:, chosen] / scale[chosen]
+            found, _, rank, _ = np.linalg.lstsq(part, values, rcond=1e-9)
+            rest = part @ found - values
+            squares = max(float(rest @ rest), exact) / len(values)
+            cost = len(values) * np.log(max(squares, 1e-300)) + count * np.log(len(values))
+            if rank == count and (found >= 0).all() and cost < least:
+                best, least = np.zeros(size), cost
+                best[chosen] = found / scale[chosen]
+    return best
+
+
+def _fit(lines: Sequence["_Timeline"], start: tuple[float, float, float, float]) -> Speed:
+    times = np.array(start)
+    elapsed = np.concatenate([line.elapsed for line in lines])
+    for _ in range(ROUNDS):
+        columns = np.concatenate([line.columns(times) for line in lines])
+        before, times = times, least_squares(columns, elapsed)
+        if np.allclose(times, before, rtol=SAME, atol=0):
+            break
+    rest = columns @ times - elapsed
+    overhead, context, sequence, prefill = (float(time) for time in times)
+    error = float(np.sqrt(np.mean(rest * rest)) / np.mean(elapsed))
+    return Speed(overhead, context, sequence, prefill, error, len(elapsed), max(line.most for line in lines))
+
+
+class _Timeline:
+    """A life, cut at P moments at which anything changed, with P - 1 stretches between them; of A answers that count.
+
+    elapsed [A]: their times without pauses. length [A]: their tokens. most: answers that ran at a time.
+    """
+
+    def __init__(self, life: Life) -> None:
+        answers = life.answers
+        begins = np.array([max(seen.began, life.began) for seen in answers])
+        ends = np.array([min(seen.ended, life.ended) for seen in answers])
+        pauses = np.array([(pause.began, pause.ended) for pause in life.pauses]).reshape(-1, 2)
+        moments = np.unique(np.concatenate([begins, ends, pauses.ravel(), [life.began, life.ended]]))
+        self._size = len(moments)
+        self._began, self._ended = np.searchsorted(moments, begins), np.searchsorted(moments, ends)
+        stops, goes = np.searchsorted(moments, pauses[:, 0]), np.searchsorted(moments, pauses[:, 1])
+        self._free = np.diff(moments) * (self._level(stops, goes) == 0)  # seconds of each stretch without pauses
+        self._swaps = goes
+        self._running = self._level(self._began, self._ended)
+        self.most = int(self._running.max(initial=0.0))
+        self._prompts = self._level(self._began, self._ended, np.array([float(seen.prompt) for seen in answers]))
+        heads, ends_of, tokens = _groups(answers, self._began, self._ended)
+        self._shared = self._level(heads, ends_of, tokens)  # prompt tokens of running groups
+        self._asked: Array = np.bincount(heads, weights=tokens, minlength=self._size).astype(
+            np.float64
+        )  # prompt tokens from each moment on
+        counted = dict(usable(life))
+        mine = [place for place, seen in enumerate(answers) if seen in counted]
+        self._first, self._last = self._began[mine], self._ended[mine]
+        self.length = np.array([float(counted[answers[place]].length) for place in mine])
+        self.elapsed = self._within(self._free)
+
+    def columns(self, times: Array) -> Array:
+        """[A, 4]: what overhead_s, context_s, sequence_s and prefill_s are multiplied by, if they are about `times`."""
+        overhead_s, context_s, sequence_s, prefill_s = times
+        context, computed = self._prompts, self._asked
+        for _ in range(2):  # the steps follow from the context, which follows from the steps
+            memory = context_s * context >= sequence_s * self._running
+            step_s = overhead_s + np.where(memory, context_s * context, sequence_s * self._running)
+            steps = np.where(self._running > 0, self._decoding(computed * prefill_s) / np.maximum(step_s, 1e-9), 0.0)
+            clock = _sums(steps)
+            begun = self._level(self._began, self._ended, clock[self._began])
+            context = self._prompts + self._running * (clock[1:] + clock[:-1]) / 2 - begun
+            again = self._shared + self._running * clock[:-1] - begun  # tokens to be computed again by a swap
+            computed = self._asked.copy()
+            np.add.at(computed, self._swaps, np.append(again, 0.0)[self._swaps])
+        share = self.length / np.maximum(self._within(steps), 1e-9)
+        return np.stack(
+            [
+                self.length,
+                self._within(np.where(memory, steps * context, 0.0)) * share,
+                self._within(np.where(memory, 0.0, steps * self._running)) * share,
+                self._within(computed[:-1]),
+            ],
+            axis=1,
+        )
+
+    def _decoding(self, stalls: Array) -> Array:
+        """Seconds of each stretch that are left for decoding. stalls [P]: seconds of computing that begin at each
+        moment; what doesn't fit into a stretch is done in the next ones."""
+        due = _sums(stalls[:-1] - self._free)
+        left = due - np.minimum.accumulate(due)  # seconds of stalls that are still to be done at each moment
+        rest: Array = self._free - (stalls[:-1] + left[:-1] - left[1:])
+        return rest
+
+    def _within(self, amounts: Array) -> Array:
+        """Of each answer that counts: the sum over its stretches."""
+        total = _sums(amounts)
+        return total[self._last] - total[self._first]
+
+    def _level(self, begins: Places, ends: Places, amounts: Array | None = None) -> Array:
+        """In each stretch: the sum of what began and hasn't ended."""
+        up = np.bincount(begins, weights=amounts, minlength=self._size)
+        down = np.bincount(ends, weights=amounts, minlength=self._size)
+        return np.cumsum(up - down)[:-1]
+
+
+def _groups(answers: Sequence[Seen], begins: Places, ends: Places) -> tuple[Places, Places, Array]:
+    """Where each group's first answer begins and its last one ends, and the tokens of its prompt, which its answers
+    share."""
+    groups: dict[GroupId, tuple[int, int, float]] = {}
+    for seen, begin, end in zip(answers, begins.tolist(), ends.tolist(), strict=True):
+        group = group_of(seen.sample)
+        known = groups.get(group, (begin, end, 0.0))
+        groups[group] = min(known[0], begin), max(known[1], end), float(seen.prompt)
+    firsts, lasts, tokens = zip(*groups.values(), strict=True) if groups else ((), (), ())
+    return np.array(firsts, dtype=np.intp), np.array(lasts, dtype=np.intp), np.array(tokens, dtype=np.float64)
+
+
+def _sums(amounts: Array) -> Array:
+    """One more than amounts: the sums up to each place."""
+    return np.concatenate([[0.0], np.cumsum(amounts)])
