@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from areal_async.simulate.engine import Progress
-    from areal_async.simulate.scenario import Fitted
+    from areal_async.simulate.fit import Fitted
     from areal_async.simulate.sweep import Prepared, Result
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # argparse has no public name for it
@@ -83,7 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fit(run: Path) -> "Fitted":
-    raise ConfigError(f"from_run: {log_folder('from_run', run)}")
+    from areal_async.simulate.fit import fit
+
+    return fit(log_folder("from_run", run))
 
 
 def _check_plot(file: Path | None) -> None:

@@ -16,6 +16,7 @@ from areal_async.config_options import near_divisors
 from areal_async.errors import ConfigError
 from areal_async.messages import Rules
 from areal_async.simulate import hardware, lengths
+from areal_async.simulate.fit import Fitted, RecordedAnswers
 from areal_async.simulate.hardware import Gpu, Shape
 from areal_async.simulate.lengths import Drawn, Empirical, Histogram, Lengths, LogNormal
 from areal_async.simulate.models import (
@@ -41,14 +42,6 @@ _HARDWARE: Final = (
 )  # fmt: skip
 _GIGA: Final = 1e9
 _TERA: Final = 1e12
-
-
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """A recorded run: its rules, and models of how long everything took in it."""
-
-    rules: Rules
-    cluster: Cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +313,8 @@ def _from_run(plan: Plan, sources: Sources, rules: Rules, sizes: _Sizes, fitted:
     answers: Answers = cluster.answers
     if sources.given("answers"):
         answers = _answers(plan, rules)
+    elif isinstance(answers, RecordedAnswers):
+        answers = answers.asked_by(rules)
     cluster = replace(
         cluster,
         servers=sizes.servers,

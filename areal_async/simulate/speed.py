@@ -120,9 +120,8 @@ class _Timeline:
         self._prompts = self._level(self._began, self._ended, np.array([float(seen.prompt) for seen in answers]))
         heads, ends_of, tokens = _groups(answers, self._began, self._ended)
         self._shared = self._level(heads, ends_of, tokens)  # prompt tokens of running groups
-        self._asked: Array = np.bincount(heads, weights=tokens, minlength=self._size).astype(
-            np.float64
-        )  # prompt tokens from each moment on
+        asked = np.bincount(heads, weights=tokens, minlength=self._size)
+        self._asked: Array = asked.astype(np.float64)  # prompt tokens from each moment on
         counted = dict(usable(life))
         mine = [place for place, seen in enumerate(answers) if seen in counted]
         self._first, self._last = self._began[mine], self._ended[mine]

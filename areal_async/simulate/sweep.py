@@ -14,8 +14,9 @@ from areal_async.errors import ConfigError, RunFailed
 from areal_async.simulate import colocated
 from areal_async.simulate.engine import Progress, simulate
 from areal_async.simulate.figures import Figures
+from areal_async.simulate.fit import Fitted
 from areal_async.simulate.plan_file import Row
-from areal_async.simulate.scenario import Fitted, Scenario, scenario
+from areal_async.simulate.scenario import Scenario, scenario
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,10 +12,11 @@ from areal_async.config_types import description, options, struct_type
 from areal_async.errors import ConfigError
 from areal_async.messages import Rules
 from areal_async.simulate import scenario as scenarios
+from areal_async.simulate.fit import Fitted
 from areal_async.simulate.models import Answer, Cluster, RewardModel, ServerModel, SwapModel, TrainerModel
 from areal_async.simulate.plan import Plan
 from areal_async.simulate.plan_file import Row, load_rows
-from areal_async.simulate.scenario import Fitted, Scenario, scenario
+from areal_async.simulate.scenario import Scenario, scenario
 from areal_async.simulate.sweep import baselines, prepare
 
 PLAN = """\
