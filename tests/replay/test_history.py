@@ -196,9 +196,14 @@ def test_a_checkpoint_of_a_branch_that_is_over_is_none(run: Path) -> None:
         for step in range(3):
             log.sent(step)
             log.done(step)
+        # of the new branch, but what is on the disk is of the old one
+        log.log.append(CheckpointDone(at=0.0, version=2, branch=1, seconds=0.0, nbytes=0))
+        log.sample(3)
+        log.sent(3)
+        log.done(3, branch=0)  # too late: it answers nothing of this branch
         log.log.flush()
     planned = plan(run / "log", (), None, None)
-    assert planned.version == 0
+    assert (planned.version, [step.step for step in planned.steps]) == (0, [0, 1, 2])
     assert planned.said == ("3 step(s) were done in vain, on branches that training went back behind: left out",)
     with pytest.raises(ConfigError, match=r"there are: model$"):
         plan(run / "log", (), "step-2", None)
