@@ -93,6 +93,7 @@ class Fleet:
         self._published_at = 0.0  # run clock
         self._loading = 0
         self._quarantined = 0
+        self._behind: list[Server] = []  # those that don't hold the newest version; all while there is none
         self.servers: dict[str, Server] = {}
         self.newest: Version | None = None
         self.open: list[Server] = []
@@ -110,6 +111,7 @@ class Fleet:
         server = self.servers.get(event.id)
         if server is None:
             self.servers[event.id] = Server(event.id, event.at)
+            self._refresh()
         elif event.at < server.since:
             return  # told again
         elif server.state == "lost" and server.restart_at is None:
@@ -135,6 +137,7 @@ class Fleet:
         self._published_at = event.at
         self._published[event.version] = event.location
         self.newest = event.version
+        self._refresh()
 
     def swapped(self, event: Swapped) -> None:
         server = self.find(event.server)
@@ -184,8 +187,7 @@ class Fleet:
         if self.newest is None or self._loading >= self._rules.wave:
             return []
         wanted = (self._branch, self.newest)
-        behind = [s for s in self.servers.values() if (s.branch, s.version) != wanted and _may_swap(s)]
-        behind.sort(key=_turn)
+        behind = sorted(filter(_may_swap, self._behind), key=_turn)
         commands = []
         for server in behind[: self._rules.wave - self._loading]:
             server.move("updating", at, "to version {}, branch {}", self.newest, self._branch)
@@ -213,6 +215,7 @@ class Fleet:
     def forget_published(self) -> None:
         """The trainer was lost, and with it may be what it has published: nobody is told to load that any more."""
         self.newest = None
+        self._refresh()
 
     def roll_back(self, branch: int) -> None:
         """What is published so far belongs to a history that didn't happen."""
@@ -247,7 +250,7 @@ class Fleet:
             and other.load + samples <= server.load
             and (other.branch == self._branch or not other.incarnation)
             and _swaps_soon(other)
-            for other in self.servers.values()
+            for other in self._behind
         )
 
     def find(self, name: str) -> Server:
@@ -281,6 +284,7 @@ class Fleet:
     def _refresh(self) -> None:
         self.open = [server for server in self.servers.values() if server.branch == self._branch]
         self.newest_open = max((server.version for server in self.open), default=None)
+        self._behind = [s for s in self.servers.values() if s.version != self.newest or s.branch != self._branch]
         times = [time for s in self.servers.values() for time in (s.restart_at, s.retry_at) if time is not None]
         self.wakeup = min(times, default=None)
 

@@ -366,6 +366,7 @@ class Groups:
             self._ledger.move_sample(sample, fate, at, why, *words)
         self._ledger.move_group(group, state, at, why, *words)
         self._ledger.drop([group])
+        self._ledger.end([group])
         return commands + _forget(tuple(arrived))
 
     def _count_failure(self, group: Group, why: str) -> list[GroupCommand]:

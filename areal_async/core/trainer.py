@@ -144,9 +144,10 @@ class Trainer(Restarted):
             self._skipped.append(event.step)
             if len(self._skipped) > self._rules.nan_budget:
                 return [self._too_many_skipped(event)]
+        forget = Forget(samples=tuple(_answers(groups)))
         release = [] if self.makes_checkpoints else self._drop_plans(self.version)
         publish = self._publish(event.at, event.skipped or f"step {event.step} is done")
-        return [Forget(samples=tuple(_answers(groups))), *release, publish]
+        return [forget, *release, publish]
 
     def _too_many_skipped(self, event: StepDone) -> Fail:
         return Fail(
@@ -220,7 +221,9 @@ class Trainer(Restarted):
         """Nothing can go back to a step before this one: what was trained there isn't asked for again."""
         names: list[SampleId] = []
         for step in range(self._dropped, before):
-            names += _answers(self._plans.pop(step))
+            groups = self._plans.pop(step)
+            names += _answers(groups)
+            self._ledger.end(groups)
         self._dropped = max(before, self._dropped)
         return [Release(samples=tuple(names))] if names else []
 
