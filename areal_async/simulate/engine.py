@@ -11,8 +11,10 @@ Happenings lie in one heap by their time. A server has one in it, the end of its
 voids that one and puts in another, once all that happens at this time is known.
 """
 
+import gc
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from heapq import heappop, heappush
 from random import Random
@@ -72,7 +74,22 @@ def simulate(rules: Rules, cluster: Cluster, seed: int = 0, progress: Progress |
 
     Raises ValueError for rules that no run could follow, and RunFailed where the core ends the run with `Fail`.
     """
-    return _Engine(replace(rules, servers=cluster.servers), cluster, seed, progress).run()
+    engine = _Engine(replace(rules, servers=cluster.servers), cluster, seed, progress)
+    with _without_garbage_collection():
+        return engine.run()
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """It would look at all that is in flight, again and again (a third of a large simulation's time), and find nothing:
+    what a sample needs ends with it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Engine:
@@ -205,23 +222,20 @@ class _Engine:
             del self._running[answer.sample]
             self._finished[answer.sample] = answer
             self._tally.finished(answer)
-            versions = [span.version for span in answer.past]
+            oldest, newest = answer.versions()
             self._inbox.append(
                 SampleDone(
                     at=self._now,
                     sample=answer.sample,
                     attempt=answer.attempt,
-                    oldest=min(versions),
-                    newest=max(versions),
+                    oldest=oldest,
+                    newest=newest,
                     prompt_tokens=answer.prompt,
                     length=answer.length,
                     loss_tokens=answer.length,
                     finish="length" if answer.truncated else "stop",
                 )
             )
-        loaded_at = server.drained(self._now)
-        if loaded_at is not None:
-            self._at(loaded_at, partial(self._swapped, server, server.life))
         server.begin(self._now)
         self._note(server)
 
@@ -370,6 +384,9 @@ class _Engine:
             if busy != server.was_busy:
                 server.was_busy = busy
                 self._tally.busy(self._now, 1 if busy else -1)
+            loaded_at = server.drained(self._now)
+            if loaded_at is not None:
+                self._at(loaded_at, partial(self._swapped, server, server.life))
             at = server.next_end()
             server.due = -1 if at is None else self._at(at, self._when_ended[server.name])
         self._changed.clear()

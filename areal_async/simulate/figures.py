@@ -152,7 +152,8 @@ class Tally:
         step, below = command.step, command.mask_below
         self._length += answer.length
         self._truncated += answer.truncated
-        self._mixed += len(answer.past) > 1 and len({span.version for span in answer.past}) > 1
+        oldest, newest = answer.versions()
+        self._mixed += oldest < newest
         for version, tokens in answer.past:
             if version < below:
                 self._masked += tokens

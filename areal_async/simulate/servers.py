@@ -3,8 +3,9 @@
 What always holds: a token is decoded once, by one version; an answer ends when it has its length; between two changes
 of what runs, the time of so many steps is exact: `step_s` is linear in the context but for one kink, and each step
 makes the context a token longer for each running answer, so the sum over whole steps is a formula (`Pace`), without
-steps and without error. Steps aren't waited for: an answer that comes in the middle of one is decoded from that moment
-on, and the one that was under way goes on at the new pace; that is all that differs from a loop over steps.
+steps and without error (but in the one step of the kink, by an eighth of a step's growth). Steps aren't waited for: an
+answer that comes in the middle of one is decoded from that moment on, and the one that was under way goes on at the new
+pace; that is all that differs from a loop over steps.
 
 The server's clock counts **tokens per running answer**. An answer that begins at clock c ends at c + length, whatever
 the pace is meanwhile, so a heap of such marks says who ends next.
@@ -57,8 +58,13 @@ class Answering:
         self.running = self.over = False
         self.server: Server | None = None
 
-    def __lt__(self, other: "Answering") -> bool:
-        return (self.mark, self.order) < (other.mark, other.order)
+    def versions(self) -> tuple[Version, Version]:
+        """The oldest and the newest of its tokens; it has ended."""
+        if len(self.past) == 1:
+            version = self.past[0][0]
+            return version, version
+        versions = [version for version, _ in self.past]
+        return min(versions), max(versions)
 
 
 class Pace(NamedTuple):
@@ -126,7 +132,7 @@ class Server:
         self.loading: Version | None = None
         self._at = now  # time at which the clock is right: later than now while prompts are computed
         self._clock = 0.0
-        self._ends: list[Answering] = []  # running answers, a heap by mark; may hold some that are over
+        self._ends: list[tuple[float, int, Answering]] = []  # marks, order: a heap; may hold some that are over
         self._waiting: deque[Answering] = deque()
         self._responses = 0.0  # tokens of running answers
         self._shared = 0  # prompt tokens of running answers
@@ -177,7 +183,7 @@ class Server:
             answer.begun = self._clock
             answer.mark = self._clock + answer.length - answer.kept
             answer.running = True
-            heappush(self._ends, answer)
+            heappush(self._ends, (answer.mark, answer.order, answer))
             self.running += 1
             self._shared += answer.prompt
             self._responses += answer.kept
@@ -197,8 +203,8 @@ class Server:
         self._at = now
         ended: list[Answering] = []
         ends, reached = self._ends, self._clock + SAME
-        while ends and (ends[0].over or ends[0].mark <= reached):
-            answer = heappop(ends)
+        while ends and (ends[0][0] <= reached or ends[0][2].over):
+            answer = heappop(ends)[2]
             if not answer.over:
                 self._leave(answer, answer.length)
                 ended.append(answer)
@@ -247,7 +253,7 @@ class Server:
     def lose(self, now: float) -> list[Answering]:
         """It is gone; what was asked of it, in that order, with the tokens that had arrived. Nobody has told the
         versions of these: they count as those of the oldest weights that can have drawn them."""
-        orphans = [answer for answer in self._ends if not answer.over]
+        orphans = [answer for _, _, answer in self._ends if not answer.over]
         for answer in orphans:
             answer.arrived = self.tokens_of(answer, now) - answer.kept
             if answer.arrived:
@@ -313,9 +319,9 @@ class Server:
     def _next(self) -> float:
         """Where the next answer ends; one runs."""
         ends = self._ends
-        while ends[0].over:
+        while ends[0][2].over:
             heappop(ends)
-        return ends[0].mark
+        return ends[0][0]
 
     def _advance(self, now: float) -> None:
         """Bring the clock to this time."""
