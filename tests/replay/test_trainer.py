@@ -5,10 +5,12 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -18,12 +20,15 @@ from areal_async.errors import LogError, TrainerError
 from areal_async.log import format as fmt
 from areal_async.log import payloads
 from areal_async.log.reader import index_payloads
+from areal_async.messages import TrainerConnection
 from areal_async.replay.answers import Compared, over
 from areal_async.replay.history import read_history
 from areal_async.replay.trainer import Nobody, Plan, plan, train_again
 from areal_async.testing.recipes import scripted
 from areal_async.testing.small_run import write_small_run
-from areal_async.testing.trainer import Die, Fail, Skip, TrainerOrder
+from areal_async.testing.trainer import Die, Fail, ScriptedRank, Skip, TrainerOrder
+
+from ..waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -174,6 +179,31 @@ async def test_cancelled_in_the_middle(recorded: Path) -> None:
     task = asyncio.ensure_future(again(plan(recorded / "run" / "log", (), None, None), Cancel()))
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_ranks_from_elsewhere(recorded: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With `train.listen` they are started by hand, as for the run."""
+    planned, watch = plan(recorded / "run" / "log", ("train.listen=tcp://127.0.0.1:0",), None, 2), Watcher()
+
+    def by_hand() -> None:
+        def written() -> list[Path]:
+            return list(Path(tempfile.gettempdir()).glob("areal-*/connect.json"))
+
+        wait_until(lambda: bool(written()), 10)
+        there = msgspec.json.decode(written()[0].read_bytes(), type=TrainerConnection)
+        ranks = [ScriptedRank(rank, there.ranks, there.spec, 0.0, None) for rank in range(there.ranks)]
+        hands = [
+            threading.Thread(target=rank.serve, args=(there.address, there.secret, there.public_key)) for rank in ranks
+        ]
+        for hand in hands:
+            hand.start()
+        for hand in hands:
+            hand.join()
+
+    steps, _ = await asyncio.gather(again(planned, watch), asyncio.to_thread(by_hand))
+    assert watch.steps == [0, 1]
+    assert "waiting for 2 trainer rank(s)" in caplog.text
+    assert {value for compared in steps for value in compared.differences().values()} == {0.0}
 
 
 async def test_arrays_that_are_damaged(recorded: Path, tmp_path: Path) -> None:
