@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     rows = load_rows(arguments.plan, overrides)
     baselines(rows)  # what is wrong there is told before the hours, not after them
     prepared = prepare(rows, _fit)
+    assumed = list(dict.fromkeys(text for _, made in prepared for text in made.assumed))
     title = rows[0].plan.title or Path(arguments.plan).name
     with _progress(prepared, arguments.json) as progress:
         results = compared(rows, list(simulate_rows(prepared, progress)))
@@ -72,9 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
 
         draw(results, title, arguments.plot)
     if arguments.json:
-        print(msgspec.json.encode({"title": title, "rows": results}).decode())
+        told = {"title": title, "rows": results, "assumed": assumed}
+        print(msgspec.json.encode(told).decode())
     else:
         _show(results, title)
+        for text in assumed:
+            print(f"assumed: {text}")
     for number, result in enumerate(results, 1):
         if result.failed:
             values = ", ".join(f"{key}={value}" for key, value in result.values.items())

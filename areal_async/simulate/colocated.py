@@ -71,8 +71,8 @@ def _generate(rules: Rules, cluster: Cluster, step: int) -> _Generated:
     for group in range(first, first + rules.batch_groups):
         server = servers[(group - first) % len(servers)]
         for member in range(rules.group_size):
-            answer = cluster.answers.answer(group, member, 1)
-            server.ask(Answering(f"{group}.{member}", 1, group, 0, answer, len(answers)), 0.0)
+            answer = cluster.answers.answer(group, member, 0)
+            server.ask(Answering(f"{group}.{member}", 0, group, 0, answer, len(answers)), 0.0)
             answers.append(answer)
     ends: list[float] = []
     busy_s = 0.0

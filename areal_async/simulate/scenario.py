@@ -47,12 +47,13 @@ _TERA: Final = 1e12
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """Ready to be simulated. gpus: of servers and trainer. reshard_s: of `system: colocated`, each way; there both are
-    the same GPUs."""
+    the same GPUs. assumed: what the recorded run didn't tell, and what was taken, in words."""
 
     rules: Rules
     cluster: Cluster
     gpus: int
     reshard_s: float = 0.0
+    assumed: tuple[str, ...] = ()
 
 
 def scenario(plan: Plan, sources: Sources, fitted: Fitted | None = None) -> Scenario:
@@ -89,6 +90,11 @@ def _findings(plan: Plan, sources: Sources, fitted: Fitted | None) -> Iterator[F
             if value is None:
                 yield key, "missing; write it, or name a run in from_run"
     else:
+        if sources.given("rollout.max_new_tokens") and not sources.given("answers"):
+            yield (
+                "rollout.max_new_tokens",
+                "the run's answers were cut where it had its limit; describe others in answers",
+            )
         for key in _HARDWARE:
             if sources.given(key):
                 yield key, "does nothing beside from_run, whose run was measured; leave it out"
@@ -335,7 +341,7 @@ def _from_run(plan: Plan, sources: Sources, rules: Rules, sizes: _Sizes, fitted:
         server_gpus=sizes.servers * plan.servers.gpus,
         trainer_gpus=sizes.ranks * plan.trainer.gpus_per_rank,
     )  # fmt: skip
-    return Scenario(rules, cluster, cluster.server_gpus + cluster.trainer_gpus)
+    return Scenario(rules, cluster, cluster.server_gpus + cluster.trainer_gpus, assumed=fitted.assumed)
 
 
 Model = TypeVar("Model", ServerModel, SwapModel, TrainerModel, RewardModel, FailureModel)
