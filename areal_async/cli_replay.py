@@ -184,80 +184,105 @@ def _progress(folder: Path, *, shown: bool) -> "Iterator[Callable[[int], None]]"
 
 
 def show(done: "Replayed", console: "Console", path: Path) -> None:
-    """For people."""
-    from rich.markup import escape
-
-    def say(text: str) -> None:
-        console.print(escape(text))
-
+    """For people: what was asked for, then how much it was, the verdict last."""
     if done.standing is not None:
-        _show_standing(done.standing, say)
+        _show_standing(done.standing, console)
     if done.torn:
-        say(f"{done.torn}; left out")
+        _say(console, f"{done.torn}; left out")
     if done.difference is not None:
-        _show_difference(done.difference, say)
+        _show_difference(done.difference, console)
     if done.missing:
-        say(
-            f"the last event's commands were not all written, {len(done.missing)} are missing: the controller was ended"
-            " there, or is writing them"
-        )
-    say(
-        f"{path}: {done.events:,} events and {done.commands:,} commands of {done.run_s:.1f} s of the run, decided"
-        f" again in {done.took_s:.2f} s: {done.events_per_s:,.0f} events/s, {done.times_faster:,.0f} times faster than"
-        " the run"
+        commands = _count("command", len(done.missing))
+        _say(console, f"of the last event the log lacks {commands}: the controller was ended there, or is writing them")
+    _say(
+        console,
+        f"{path}: {done.events:,} events and {done.commands:,} commands of {done.run_s:.1f} s of the run, decided again"
+        f" in {done.took_s:.2f} s: {done.events_per_s:,.0f} events/s, {done.times_faster:,.0f} times faster than the"
+        " run",
     )
-    if done.difference is None and done.standing is None:
-        say(f"at its end: {done.over}" if done.events else "nothing was recorded")
-    say("0 differences" if done.difference is None else f"differs at event {done.difference.number}")
+    if done.difference is not None:
+        _say(console, f"it differs at event {done.difference.number}", "bold red")
+        return
+    if done.standing is None:
+        _say(console, f"at its end: {done.over}" if done.events else "nothing was recorded")
+    _say(console, "0 differences", "bold")
 
 
-def _show_standing(standing: "Standing", say: Callable[[str], None]) -> None:
+def _show_standing(standing: "Standing", console: "Console") -> None:
     view = standing.view
-    say(f"event {standing.number} at {standing.event.at:.3f} s, offset {standing.offset}")
-    say(f"  {_short(standing.event)}")
-    _show_commands("commands", standing.commands, say)
-    say(
-        f"trainer: {view.trainer_state}, version {view.version}, branch {view.branch}; samples in flight "
-        f"{view.in_flight}, held {view.held}; groups ready {view.ready}, outstanding {view.outstanding}"
+    _say(
+        console,
+        f"event {standing.number}, at {standing.event.at:.3f} s of the run, offset {standing.offset}: "
+        f"{type(standing.event).__name__}",
+        "bold",
+    )
+    _say(console, f"  {_short(standing.event)}")
+    _say(console, f"{_count('command', len(standing.commands))}{':' if standing.commands else ''}", "bold")
+    for command in standing.commands[:SHOWN]:
+        _say(console, f"  {_short(command)}")
+    if len(standing.commands) > SHOWN:
+        _say(console, f"  and {len(standing.commands) - SHOWN} more (--json has all)")
+    _say(
+        console,
+        f"trainer {view.trainer_state}, version {view.version}, branch {view.branch}; {view.in_flight} samples in "
+        f"flight, {view.held} held; {view.ready} groups ready, {view.outstanding} outstanding",
     )
     for server in view.servers:
         version = f"version {server.version}" if server.version >= 0 else "no weights of the run"
-        say(f"server {server.name}: {server.state}, {version}, {server.load} samples")
+        _say(console, f"server {server.name} {server.state}, {version}, {server.load} samples")
     for peer in view.peers:
         if peer.why:
-            say(f"{peer.label}: {peer.state} since {peer.since:.1f} s, restarts {peer.restarts}: {_short(peer.why)}")
-    say(f"waiting: {standing.waiting}")
+            lost = _count("restart", peer.restarts)
+            _say(console, f"{peer.label}: {peer.state} since {peer.since:.1f} s, {lost}, last lost: {_short(peer.why)}")
+    _say(console, f"waiting: {standing.waiting}")
     for story in standing.stories:
-        say(story)
+        _say(console, story)
 
 
-def _show_difference(found: "Difference", say: Callable[[str], None]) -> None:
-    say(f"the first difference is at event {found.number}, at {found.event.at:.3f} s of the run, offset {found.offset}")
-    say(f"  {_short(found.event)}")
+def _show_difference(found: "Difference", console: "Console") -> None:
+    head = f"event {found.number}, at {found.event.at:.3f} s of the run, offset {found.offset}"
+    _say(console, f"the first difference: {head}: {type(found.event).__name__}", "bold")
+    _say(console, f"  {_short(found.event)}")
     if found.impossible:
-        say(f"which this core can't take: {found.impossible}")
+        _say(console, f"this core can't take it: {found.impossible}")
         if found.last and not found.all_recorded:
-            say("it is the last event of the log: the run has most likely ended with this very error")
+            _say(console, "the log ends with it: the run has most likely ended with this very error")
+    elif found.fields:
+        of = f"{found.place + 1} of {len(found.all_recorded)}"
+        _say(console, f"command {of}, {type(found.expected).__name__}, offset {found.found_at}, differs in", "bold")
+        _show_fields(found, console)
     else:
-        of = f"command {found.place + 1} of {len(found.all_recorded)} recorded, {len(found.all_expected)} expected"
-        say(f"{of}; offset {found.found_at}")
-        say(f"  expected: {_short(found.expected) if found.expected is not None else 'no further command'}")
-        say(f"  recorded: {_short(found.recorded) if found.recorded is not None else 'no further command'}")
-        for field in found.fields[:SHOWN]:
-            say(f"  {field.name}: expected {_short(field.expected)}, recorded {_short(field.recorded)}")
-        if len(found.fields) > SHOWN:
-            say(f"  and {len(found.fields) - SHOWN} more fields (--json has all)")
+        counts = f"{len(found.all_expected)} expected, {len(found.all_recorded)} recorded"
+        _say(console, f"command {found.place + 1} ({counts}), offset {found.found_at}", "bold")
+        for name, command in (("expected", found.expected), ("recorded", found.recorded)):
+            _say(console, f"  {name}: {_short(command) if command is not None else 'no further command'}")
     for story in found.stories:
-        say(story)
-    say(f"waiting: {found.waiting}")
+        _say(console, story)
+    _say(console, f"waiting: {found.waiting}")
 
 
-def _show_commands(name: str, commands: "tuple[object, ...]", say: Callable[[str], None]) -> None:
-    say(f"{name}: {len(commands) or 'none'}")
-    for command in commands[:SHOWN]:
-        say(f"  {_short(command)}")
-    if len(commands) > SHOWN:
-        say(f"  and {len(commands) - SHOWN} more (--json has all)")
+def _show_fields(found: "Difference", console: "Console") -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2), show_edge=False)
+    for name in ("field", "expected (this core)", "recorded (the log)"):
+        table.add_column(name, overflow="fold")
+    for field in found.fields[:SHOWN]:
+        table.add_row(*(escape(text) for text in (field.name, _short(field.expected), _short(field.recorded))))
+    console.print(table)
+    if len(found.fields) > SHOWN:
+        _say(console, f"  and {len(found.fields) - SHOWN} more fields (--json has all)")
+
+
+def _say(console: "Console", text: str, style: str | None = None) -> None:
+    from rich.text import Text
+
+    console.print(Text(text, style or ""))
+
+
+def _count(what: str, number: int) -> str:
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
 
 
 def _short(value: object) -> str:

@@ -152,13 +152,21 @@ def _is_nan(value: object) -> bool:
 def _concerned(expected: AnyCommand | None, recorded: AnyCommand | None, fields: Sequence[Field]) -> Iterator[str]:
     """Labels of what two commands disagree about, what matters most first."""
     if isinstance(expected, Train) and isinstance(recorded, Train) and expected.groups == recorded.groups:
-        for field in fields:
+        for field in sorted(fields, key=_size, reverse=True):
             if field.name.startswith("samples["):
                 yield f"sample {expected.samples[int(field.name[8 : field.name.index(']')])].sample}"
     ours = list(named(expected)) if expected is not None else []
     theirs = list(named(recorded)) if recorded is not None else []
     yield from (label for label in [*ours, *theirs] if (label in ours) != (label in theirs))
     yield from (label for label in ours if label in theirs)
+
+
+def _size(field: Field) -> float:
+    """Of the difference, of numbers."""
+    expected, recorded = field.expected, field.recorded
+    if isinstance(expected, int | float) and isinstance(recorded, int | float):
+        return abs(expected - recorded)
+    return 0.0
 
 
 def _stories(core: Orchestrator, labels: Iterable[str]) -> tuple[str, ...]:
