@@ -1,4 +1,4 @@
-"""docs/configuration.md is what the structs say."""
+"""docs/configuration.md and docs/simulate-options.md are what the structs say."""
 
 import importlib.util
 from pathlib import Path
@@ -9,13 +9,16 @@ from areal_async.config_types import description, options, struct_type
 TOOL = Path(__file__).resolve().parent.parent / "tools" / "draw_configuration.py"
 
 
-def test_the_page_is_up_to_date():
+def test_the_pages_are_up_to_date():
     spec = importlib.util.spec_from_file_location("draw_configuration", TOOL)
     assert spec is not None
     assert spec.loader is not None
     drawing = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(drawing)
     assert drawing.PAGE.read_text(encoding="utf-8") == drawing.draw(), "run: python tools/draw_configuration.py"
+    assert drawing.PLAN_PAGE.read_text(encoding="utf-8") == drawing.draw_plan(), (
+        "run: python tools/draw_configuration.py"
+    )
 
 
 def test_every_option_has_a_description():

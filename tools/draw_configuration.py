@@ -1,7 +1,8 @@
-"""Draws docs/configuration.md from the structs of `areal_async.config`: `python tools/draw_configuration.py`.
+"""Draws docs/configuration.md from the structs of `areal_async.config`, and docs/simulate-options.md from those of
+`areal_async.simulate.plan`: `python tools/draw_configuration.py`.
 
-What always holds: every option stands in the page with its type, default, limits and meaning, and nothing of it is
-written twice; tests/test_config_docs.py fails while the page is out of date.
+What always holds: every option stands in its page with its type, default, limits and meaning, and nothing of it is
+written twice; tests/test_config_docs.py fails while a page is out of date.
 """
 
 from pathlib import Path
@@ -12,8 +13,11 @@ from msgspec import inspect
 
 from areal_async.config import Config
 from areal_async.config_types import description, limits, options, plural, struct_type, unwrap, words
+from areal_async.simulate.plan import Plan
 
-PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+_DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
+PAGE: Final = _DOCS / "configuration.md"
+PLAN_PAGE: Final = _DOCS / "simulate-options.md"
 
 _OPENING: Final = """# Configuration
 
@@ -38,11 +42,31 @@ areal-async run configs/mine.yaml train.lr=2e-6 rollout.stop_token_ids=[13,198] 
 """
 
 
+_PLAN_OPENING: Final = """# Options of a plan
+
+<!-- drawn by tools/draw_configuration.py from areal_async/simulate/plan.py; edit that file, then draw this one anew -->
+
+What may stand in a plan for `areal-async simulate`, beside `sweep` ([simulate.md](simulate.md) has how to write one).
+Files, overrides, mistakes and scalars are as in a run's [configuration](configuration.md); `rollout`, `train`,
+`weights` and `checkpoint` have options of a run under the same names. `from_run` and `validate` count from the plan's
+folder; on the command line, from the working directory.
+"""
+
+
 def draw() -> str:
-    """The page's whole text."""
-    fields = struct_type(Config).fields
+    """docs/configuration.md, its whole text."""
+    return _draw(Config, _OPENING)
+
+
+def draw_plan() -> str:
+    """docs/simulate-options.md, its whole text."""
+    return _draw(Plan, _PLAN_OPENING)
+
+
+def _draw(struct: type[msgspec.Struct], opening: str) -> str:
+    fields = struct_type(struct).fields
     sections = [field for field in fields if isinstance(unwrap(field.type)[0], inspect.StructType)]
-    parts = [_OPENING, _table("At the top", [("", field) for field in fields if field not in sections])]
+    parts = [opening, _table("At the top", [("", field) for field in fields if field not in sections])]
     for field in sections:
         inner, _ = unwrap(field.type)
         assert isinstance(inner, inspect.StructType)
@@ -97,3 +121,4 @@ def _default(field: inspect.Field) -> str:
 if __name__ == "__main__":
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(draw(), encoding="utf-8")
+    PLAN_PAGE.write_text(draw_plan(), encoding="utf-8")

@@ -274,7 +274,7 @@ class ColocatedPlan(Section, frozen=True, kw_only=True):
 class Plan(Section, frozen=True, kw_only=True):
     """A whole plan. `sweep` isn't in it: it is a table over plans (`plan_file`)."""
 
-    title: Annotated[str, Meta(description="Heading of the table and the plot; empty: the file's name.")] = ""
+    title: Annotated[str | None, Meta(description="Heading of the table and the plot; none: the file's name.")] = None
     seed: Annotated[int, Meta(ge=0, description="Of lengths, rewards, failures and batches.")] = 0
     system: Annotated[
         Literal["async", "sync", "colocated"],
