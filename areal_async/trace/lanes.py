@@ -9,6 +9,7 @@ of one lane follow one another, or lie inside of each other.
 
 import heapq
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import BinaryIO, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -95,15 +96,15 @@ class TraceFile:
     def counter(self, process: str, name: str, at: int, value: float) -> None:
         self._write({"ph": "C", "pid": self._processes[process], "ts": at, "name": name, "args": {"value": value}})
 
-    def arrows_along(self, name: str, points: Sequence[Point]) -> None:
-        """Arrows from each of these points, which lie in spans, to the next."""
-        if len(points) < 2:
-            return
+    def arrows_along(self, kind: str, name: str, points: Sequence[Point]) -> None:
+        """Arrows from each of these points, which lie in spans, to the next. kind: that viewers show or hide."""
+        if len(points) < 2 or any(before.at > after.at for before, after in pairwise(points)):
+            return  # things of one microsecond are drawn one after another: an arrow may not lead back
         self._arrow += 1
         for number, (lane, at) in enumerate(points):
             phase = "s" if number == 0 else "f" if number == len(points) - 1 else "t"
             event: dict[str, object] = {
-                "ph": phase, "pid": lane.pid, "tid": lane.tid, "ts": at, "name": name, "cat": "flow", "id": self._arrow,
+                "ph": phase, "pid": lane.pid, "tid": lane.tid, "ts": at, "name": name, "cat": kind, "id": self._arrow,
             }  # fmt: skip
             if phase == "f":
                 event["bp"] = "e"  # it ends at the span that it lies in, not at the next one

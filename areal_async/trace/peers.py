@@ -36,15 +36,16 @@ _FIRST_SERVER: Final = 10
 _UNNUMBERED: Final = 100_000  # servers by name come after the numbered ones
 
 _COLOURS: Final = {
-    "train": "thread_state_running",
-    "publish": "rail_response",
-    "checkpoint": "olive",
-    "idle": "grey",
-    "starting": "startup",
-    "serving": "good",
-    "working": "good",
-    "swapping": "bad",
-    "lost": "terrible",
+    "train": "thread_state_running",  # green
+    "publish": "rail_response",  # blue
+    "checkpoint": "background_memory_dump",  # teal
+    "idle": "white",
+    "starting": "startup",  # yellow
+    "serving": "cq_build_passed",  # light green
+    "working": "cq_build_passed",
+    "swapping": "bad",  # orange
+    "lost": "terrible",  # red
+    "quarantined": "terrible",
 }
 
 
@@ -132,7 +133,7 @@ class TrainerLane:
         args: dict[str, Value] = {"step": command.step, "branch": command.branch, "groups": list(command.groups)}
         point = self._lane.go(name, at, {**args, **about})
         if before := self._steps.get(command.step):
-            self._file.arrows_along(f"step {command.step} again", [before, point])
+            self._file.arrows_along("trained again", f"step {command.step}", [before, point])
         self._steps[command.step] = point
 
     def command(self, command: AnyCommand, at: int) -> None:
@@ -200,11 +201,11 @@ class ServerLanes:
     def started(self, at: int) -> None:
         self._lane.go("starting", at)
 
-    def lost(self, at: int, why: str) -> None:
+    def lost(self, at: int, why: str, state: str = "lost") -> None:
         self._end_swap(at, CUT)
         self._end_evaluation(at, CUT)
         self._serves = ""
-        self._lane.go("lost", at, {"why": why})
+        self._lane.go(state, at, {"why": why})
 
     def swap(self, command: Swap, at: int) -> Point:
         name = on_branch(f"swapping to v{command.version}", command.branch)

@@ -10,7 +10,8 @@ so a log may be larger than memory; nothing but the file that is named is writte
 import contextlib
 import gzip
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, cast
@@ -35,6 +36,7 @@ from areal_async.messages import (
     ReadGroup,
     Restart,
     RolledBack,
+    Rules,
     SampleDone,
     SampleId,
     Score,
@@ -45,14 +47,14 @@ from areal_async.messages import (
     Train,
     group_of,
 )
-from areal_async.trace.fates import Fates
 from areal_async.trace.lanes import US_PER_S, Args, TraceFile, us
+from areal_async.trace.lives import Lives
 from areal_async.trace.peers import CUT, LEDGER, ORDER, PROMPTS, RewardLanes, ServerLanes, TrainerLane, Waves
 from areal_async.trace.trails import Trails
 
 MOST_ARROWS: Final = 20_000  # samples that arrows follow: more make viewers slow
 _GZIP_LEVEL: Final = 5
-_COUNTER_POINTS: Final = 5_000  # of each counter, over the whole run
+_COUNTER_POINTS: Final = 2_000  # of each counter, over the whole run
 _RATE_WINDOWS: Final = 200  # of tokens/s, over the whole run
 _LEAST_WINDOW_S: Final = 0.05
 _RATE: Final = "tokens/s of finished answers"
@@ -104,8 +106,9 @@ def write(
             if path.suffix == ".gz":
                 packed = stack.enter_context(gzip.GzipFile(path.stem, "wb", _GZIP_LEVEL, file))
                 out = cast(BinaryIO, packed)
-            drawing = _Drawing(out, extent, follows)
-            drawing.draw(log_folder, on_torn)
+            recorded = _read(log_folder, on_torn)
+            drawing = _Drawing(out, recorded.rules, extent, follows)
+            drawing.draw(recorded.turns, str(log_folder))
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -143,7 +146,7 @@ def _measure(log_folder: Path, sample: SampleId | None) -> _Extent:
 class _Drawing:
     """All lanes of one file."""
 
-    def __init__(self, file: BinaryIO, extent: _Extent, follows: Callable[[SampleId], bool]) -> None:
+    def __init__(self, file: BinaryIO, rules: Rules, extent: _Extent, follows: Callable[[SampleId], bool]) -> None:
         self._extent = extent
         self._file = TraceFile(file)
         for process in (LEDGER, PROMPTS):
@@ -153,27 +156,28 @@ class _Drawing:
         self._rewards = RewardLanes(self._file)
         self._servers: dict[str, ServerLanes] = {}
         self._trails = Trails(self._file, follows, self._server, self._rewards)
-        self._counters = _Counters(self._file, extent.seconds)
+        self._lives = Lives(rules)
+        self._counters = _Counters(self._file, extent.seconds, self._look)
         self._since = 0  # of the present controller
         self._now = 0  # of the newest thing that is known
         self._steps = 0
         self._swaps = 0
 
-    def draw(self, log_folder: Path, on_torn: Callable[[Torn], None]) -> None:
-        recorded = _read(log_folder, on_torn)
-        fates, finished = Fates(recorded.rules), False
-        for turn in recorded.turns:
-            self._turn(turn, fates)
+    def draw(self, turns: Iterable[Turn], run: str) -> None:
+        """run: its name, for people."""
+        finished = False
+        for turn in turns:
+            self._turn(turn)
             finished = any(isinstance(command, Finish) for command in turn.commands)
         self._trainer.close(self._now, finished)
         self._rewards.cut(self._now, "" if finished else CUT)
         for lanes in self._servers.values():
             lanes.cut(self._now, "" if finished else CUT)
         self._waves.cut(self._now)
-        for group, fate in fates.rest():
-            self._trails.over(group, fate, self._now)
+        for group in self._lives.rest():
+            self._trails.over(group, self._now)
         self._counters.close(self._now)
-        self._file.close({"run": str(log_folder), "clock": "microseconds since the run began"})
+        self._file.close({"run": run, "clock": "microseconds since the run began"})
 
     def figures(self, followed: int, nbytes: int) -> Figures:
         file, trails = self._file, self._trails
@@ -188,8 +192,18 @@ class _Drawing:
             self._servers[name] = ServerLanes(self._file, name, self._since)
         return self._servers[name]
 
-    def _turn(self, turn: Turn, fates: Fates) -> None:
+    def _look(self) -> dict[str, int]:
+        states = Counter(group.state for group in self._lives.groups.values())
+        return {
+            "in flight, samples": self._trails.in_flight,
+            "ready, groups": states["ready"],
+            "outstanding, groups": states["asked"] + states["running"] + states["ready"],
+            "servers that swap": self._waves.swapping,
+        }
+
+    def _turn(self, turn: Turn) -> None:
         at = us(turn.event.at)
+        self._counters.before(at)
         if isinstance(turn.event, RolledBack) and turn.event.resumed is not None:
             self._cut(self._now)
             self._since = at
@@ -199,14 +213,15 @@ class _Drawing:
         for command in turn.commands:
             self._command(command, at)
             train = command if isinstance(command, Train) else train
-        for group, fate in fates.take(turn):
-            if fate == "trained" and train is not None:
-                self._trails.over(group, fate, at, train, self._trainer.step(train.step))
-            else:
-                self._trails.over(group, fate, at)
+        over = self._lives.take(turn)
+        if train is not None:
+            for group in self._lives.trained(train.step):
+                self._trails.over(group, at, train, self._trainer.step(train.step))
+        for group in over:
+            self._trails.over(group, at)
         self._trainer.rest(at)
         self._waves.rest(at)
-        self._counters.take(turn, fates, self._waves.swapping)
+        self._counters.after(turn.event, at)
         for note in turn.notes:
             self._note(note)
 
@@ -224,7 +239,7 @@ class _Drawing:
                 self._waves.ended(event.id)
                 self._trails.server_lost(event.id, at)
             case Failed(of="server"):
-                self._server(event.id).lost(at, event.why)
+                self._server(event.id).lost(at, event.why, "quarantined")
                 self._waves.ended(event.id)
             case Swapped():
                 self._swaps += 1
@@ -257,7 +272,7 @@ class _Drawing:
                 point = self._server(command.server).swap(command, at)
                 self._waves.swap(command, at)
                 if published := self._trainer.published.get(command.version):
-                    self._file.arrows_along(f"weights v{command.version}", [published, point])
+                    self._file.arrows_along("weights", f"v{command.version}", [published, point])
             case Restart(peer="server"):
                 self._server(command.id).started(at)
             case Restart(peer="rewards"):
@@ -283,33 +298,37 @@ class _Drawing:
 
 
 class _Counters:
-    """The ledger's counts when they have changed, not more often than a screen could show; tokens/s in windows."""
+    """The ledger's counts, not more often than a screen could show; tokens/s in windows.
 
-    def __init__(self, file: TraceFile, seconds: float) -> None:
+    look: gives the counts of now; it takes as long as there are groups, so it isn't asked more often than that.
+    """
+
+    def __init__(self, file: TraceFile, seconds: float, look: Callable[[], Mapping[str, int]]) -> None:
         self._file = file
+        self._look = look
         self._apart = us(seconds / _COUNTER_POINTS)
         self._window = us(max(seconds / _RATE_WINDOWS, _LEAST_WINDOW_S))
         self._due = 0
+        self._held: int | None = None  # since the last time something happened then, and was not told
+        self._last: Mapping[str, int] = {}
         self._window_end = self._window
         self._tokens = 0
-        self._last: dict[str, float] = {}
-        self._now: dict[str, float] = {}
         self._last_rate = -1.0
 
-    def take(self, turn: Turn, fates: Fates, swapping: int) -> None:
-        at = us(turn.event.at)
+    def before(self, at: int) -> None:
+        """Something is about to happen: until then everything stays as it was."""
         self._rate(at)
-        if isinstance(turn.event, SampleDone):
-            self._tokens += turn.event.length
-        self._now = {
-            "in flight, samples": fates.in_flight,
-            "ready, groups": fates.ready,
-            "outstanding, groups": fates.outstanding,
-            "servers that swap": swapping,
-        }
-        if at >= self._due:
-            self._tell(at)
-            self._due = at + self._apart
+        if self._held is not None and at >= self._due:
+            self._tell(self._held)
+
+    def after(self, event: AnyEvent, at: int) -> None:
+        if isinstance(event, SampleDone):
+            self._tokens += event.length
+        if at < self._due:
+            self._held = at
+            return
+        self._tell(at)
+        self._due = at + self._apart
 
     def lag(self, args: Args, at: int) -> None:
         """Of the step that begins, where it is known."""
@@ -322,18 +341,18 @@ class _Counters:
         self._tell(at)
 
     def _tell(self, at: int) -> None:
-        for name, value in self._now.items():
+        now = self._look()
+        for name, value in now.items():
             if self._last.get(name) != value:
                 self._file.counter(LEDGER, name, at, value)
-        self._last = self._now
+        self._last, self._held = now, None
 
     def _rate(self, at: int) -> None:
         """Close the windows that are over: an answer counts in the one in which it was finished."""
         while at >= self._window_end:
-            begin = self._window_end - self._window
             rate = round(self._tokens / (self._window / US_PER_S), 1)
             if self._last_rate != rate:
-                self._file.counter(LEDGER, _RATE, begin, rate)
+                self._file.counter(LEDGER, _RATE, self._window_end - self._window, rate)
             self._last_rate = rate
             self._tokens = 0
             self._window_end += self._window

@@ -26,13 +26,19 @@ from areal_async.messages import (
     Train,
     group_of,
 )
-from areal_async.trace.fates import Fate, Group
 from areal_async.trace.lanes import LEAST_US, Lane, Packing, Point, TraceFile, Value, us
+from areal_async.trace.life import GroupLife
 from areal_async.trace.peers import CUT, PROMPTS, RewardLanes, ServerLanes
 
 _SENT_AGAIN: Final = ("continued", "moved", "repeated")  # notes of a request that follows one that broke off
-_LAG_COLOURS: Final = ("good", "olive", "yellow", "bad")
-_VERDICT_COLOURS: Final = {"right": "good", "given": "good", "wrong": "bad", "no_answer": "bad"}
+# green, blue, tan, mauve: of lag 0, 1, 2 and more
+_LAG_COLOURS: Final = (
+    "thread_state_running",
+    "thread_state_runnable",
+    "thread_state_unknown",
+    "thread_state_uninterruptible",
+)
+_VERDICT_COLOURS: Final = {"right": "cq_build_passed", "given": "rail_response", "wrong": "bad", "no_answer": "yellow"}
 
 
 @dataclass(slots=True)
@@ -49,12 +55,6 @@ class _Part:
     end: int | None = None
     colour: str = ""
 
-    def close(self, at: int, why: str = "") -> None:
-        self.end = max(at, self.begin + LEAST_US)
-        self.packing.leave(self.number, self.end)
-        if why:
-            self.name, self.colour = f"{self.name} {why}", "terrible"
-
 
 @dataclass(slots=True)
 class _Trail:
@@ -66,7 +66,8 @@ class _Trail:
 
 
 class Trails:
-    """follows: whether arrows follow a sample. finished, checks, prompts: answers, verdicts and prompts that came."""
+    """follows: whether arrows follow a sample. in_flight: samples that a server writes now. finished, checks, prompts:
+    answers, verdicts and prompts that came. arrows: samples that they follow."""
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class Trails:
         self._read: dict[GroupId, Point] = {}
         self._trails: dict[SampleId, _Trail] = {}
         self._done: dict[SampleId, SampleDone] = {}
+        self.in_flight = 0
         self.finished = 0
         self.checks = 0
         self.prompts = 0
@@ -102,22 +104,22 @@ class Trails:
             case Failed(of="group"):
                 self._prompt(int(event.id), at, f"group {event.id} failed", {"why": event.why})
             case SampleDone():
-                self.finished += 1
-                if part := self._growing(event.sample):
-                    part.close(at)
+                if part := self._growing(event.sample, event.attempt, at_server=True):
+                    self._close(part, at)
                     part.args |= _answer(event)
                     self._done[event.sample] = event
+                    self.finished += 1
             case Scored():
-                self.checks += 1
-                if part := self._growing(event.sample):
+                if part := self._growing(event.sample, event.attempt, at_server=False):
                     part.name = f"{part.name} {event.verdict}"
                     part.colour = _VERDICT_COLOURS.get(event.verdict, "terrible")
                     part.args |= {"verdict": event.verdict, "reward": event.reward}
-                    part.close(at)
+                    self._close(part, at)
+                    self.checks += 1
             case Failed(of="sample"):
-                if part := self._growing(event.id):
+                if part := self._growing(event.id, event.attempt, at_server=True):
                     part.args["why"] = event.why
-                    part.close(at, "failed")
+                    self._close(part, at, "failed")
 
     def read(self, command: ReadGroup, at: int) -> None:
         self._asked[command.group] = command.position, at
@@ -136,8 +138,9 @@ class Trails:
         trail.parts.append(_Part(lane, command.sample, at, packing, number, args))
 
     def cancel(self, command: Cancel, at: int) -> None:
-        if part := self._growing(command.sample):
-            part.close(at, "cancelled")
+        trail = self._trails.get(command.sample)
+        if trail is not None and (part := trail.open):
+            self._close(part, at, "cancelled")
 
     def note(self, note: Note) -> None:
         """A request broke off, and the next one goes to the same server, or to another."""
@@ -148,7 +151,7 @@ class Trails:
         part = self._trails[sample].parts[-1]
         if part.end is None:
             part.args["why"] = why
-            part.close(at, note.what)
+            self._close(part, at, note.what)
         args: dict[str, Value] = {name: part.args[name] for name in ("group", "position", "attempt", "floor")}
         self._stay(sample, str(note.data["to"]), at, {**args, "tokens kept": _number(note.data["tokens"])})
 
@@ -157,13 +160,13 @@ class Trails:
         for trail in self._trails.values():
             part = trail.open
             if part is not None and part.server == server:
-                part.close(at, "its server was lost")
+                self._close(part, at, "its server was lost")
 
     def cut(self, at: int) -> None:
         """Nothing of what ran goes on."""
         for trail in self._trails.values():
             if part := trail.open:
-                part.close(at, CUT)
+                self._close(part, at, CUT)
 
     # ------------------------------------------------------------------------------------------ when a fate is known
 
@@ -177,24 +180,28 @@ class Trails:
             args["lag mean"] = round(sum(lags) / len(lags), 3)
         return args
 
-    def over(self, group: Group, fate: Fate, at: int, train: Train | None = None, step: Point | None = None) -> None:
+    def over(self, group: GroupLife, at: int, train: Train | None = None, step: Point | None = None) -> None:
         """Write what a group's samples have gone through. train, step: that trains them."""
         advantages = {name: advantage for name, _, advantage in _names(train)} if train is not None else {}
         read = self._read.pop(group.id, None)
         self._asked.pop(group.id, None)
-        for sample in group.members:
-            trail, done = self._trails.pop(sample, None), self._done.pop(sample, None)
+        for sample in group.samples:
+            trail, done = self._trails.pop(sample.id, None), self._done.pop(sample.id, None)
             if trail is None:
                 continue
+            outcome = group.outcome(sample)
             if part := trail.open:
-                part.close(at, CUT if fate == "left" else fate)
-            trained = train is not None and sample in advantages
-            told: dict[str, Value] = {"fate": fate if trained or fate != "trained" else "filtered"}
-            if train is not None and done is not None and trained:
-                told |= {"step": train.step, "lag": train.step - done.oldest, "advantage": advantages[sample]}
+                self._close(part, at, CUT if outcome == "outstanding" else outcome)
+            told: dict[str, Value] = {"fate": outcome}
+            if group.why:
+                told["because"] = group.why
             points = [read] if read is not None else []
             points += [Point(part.lane, part.begin) for part in trail.parts]
-            self._write(sample, trail, told, points + ([step] if trained and step is not None else []))
+            if train is not None and sample.id in advantages and step is not None:
+                told |= {"fate": "handed to training", "step": train.step, "advantage": advantages[sample.id]}
+                told["lag"] = train.step - done.oldest if done is not None else None
+                points.append(step)
+            self._write(sample.id, trail, told, points)
 
     def _write(self, sample: SampleId, trail: _Trail, told: dict[str, Value], points: list[Point]) -> None:
         verdict = next((part.args for part in reversed(trail.parts) if "verdict" in part.args), {})
@@ -206,7 +213,7 @@ class Trails:
                 part.colour = _LAG_COLOURS[min(lag, len(_LAG_COLOURS) - 1)] if isinstance(lag, int) else "grey"
             self._file.span(part.lane, part.name, part.begin, part.end, {**part.args, **told}, part.colour)
         if self._follows(sample) and len(points) > 1:
-            self._file.arrows_along(sample, points)
+            self._file.arrows_along("samples", sample, points)
             self.arrows += 1
 
     # ------------------------------------------------------------------------------------------------------------
@@ -214,7 +221,7 @@ class Trails:
     def _prompt(self, group: GroupId, at: int, name: str, args: dict[str, Value]) -> None:
         """Prompts are read one after another, however many are asked for at once."""
         position, asked = self._asked.pop(group, (-1, at))
-        begin = max(asked, self._prompts_free)
+        begin = min(at, max(asked, self._prompts_free))  # of one microsecond with the one before: drawn in it
         self._prompts_free = end = max(at, begin + LEAST_US)
         point = self._file.span(self._prompts, name, begin, end, {"position": position, **args})
         self._read[group] = point
@@ -225,12 +232,24 @@ class Trails:
         part = _Part(lanes.sample_lane(number), sample, at, lanes.packing, number, {**args, "server": server}, server)
         trail = self._trails.setdefault(sample, _Trail())
         if before := trail.open:
-            before.close(at, "given up")
+            self._close(before, at, "given up")
         trail.parts.append(part)
+        self.in_flight += 1
 
-    def _growing(self, sample: SampleId) -> _Part | None:
+    def _close(self, part: _Part, at: int, why: str = "") -> None:
+        """why: what cut it off."""
+        part.end = max(at, part.begin + LEAST_US)
+        part.packing.leave(part.number, part.end)
+        self.in_flight -= part.server != ""
+        if why:
+            part.name, part.colour = f"{part.name} {why}", "terrible"
+
+    def _growing(self, sample: SampleId, attempt: int, *, at_server: bool) -> _Part | None:
+        """What an event of this attempt ends; None: it comes too late, and is ignored by all."""
         trail = self._trails.get(sample)
-        return trail.open if trail is not None else None
+        part = trail.open if trail is not None else None
+        told = part is not None and part.args["attempt"] == attempt and (part.server != "") == at_server
+        return part if told else None
 
 
 def _names(train: Train) -> list[tuple[SampleId, int, float]]:
