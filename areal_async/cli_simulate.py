@@ -8,6 +8,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from areal_async.simulate.engine import Progress
     from areal_async.simulate.fit import Fitted
+    from areal_async.simulate.plan_file import Row
     from areal_async.simulate.sweep import Prepared, Result
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # argparse has no public name for it
@@ -33,6 +35,7 @@ EXAMPLES: Final = """examples:
   areal-async simulate configs/plans/small.yaml rollout.max_staleness=8 cluster.gpus=64
   areal-async simulate configs/plans/small.yaml 'sweep.rollout.when_older=[wait,mask,train,drop]'
   areal-async simulate configs/plans/small.yaml --plot small.svg
+  areal-async simulate plan.yaml from_run=runs/quickstart-TIME validate=runs/OTHER-TIME
   areal-async simulate configs/plans/small.yaml --json | python -m json.tool
 """
 
@@ -62,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     _check_plot(arguments.plot)
     overrides = list(arguments.overrides) + ([] if arguments.seed is None else [f"seed={arguments.seed}"])
     rows = load_rows(arguments.plan, overrides)
+    if rows[0].plan.validate is not None:
+        return _validate(rows, arguments)
     baselines(rows)  # what is wrong there is told before the hours, not after them
     prepared = prepare(rows, _fit)
     assumed = list(dict.fromkeys(text for _, made in prepared for text in made.assumed))
@@ -84,6 +89,37 @@ def run(arguments: argparse.Namespace) -> int:
             values = ", ".join(f"{key}={value}" for key, value in result.values.items())
             print(f"areal-async: row {number} ({values or arguments.plan}): {result.failed}", file=sys.stderr)
     return 1 if any(result.failed for result in results) else 0
+
+
+def _validate(rows: "Sequence[Row]", arguments: argparse.Namespace) -> int:
+    """`validate: RUN`: this run, predicted from `from_run` or from itself, beside what happened in it."""
+    from rich.console import Console
+
+    from areal_async.simulate.sweep import prepare
+    from areal_async.simulate.validate import table, validate
+
+    row = rows[0]
+    run, where = str(row.plan.validate), row.sources.where("validate")
+    if len(rows) > 1:
+        raise ConfigError(f"{where}: validate: compares one plan with a run, and sweep makes {len(rows)}; leave it out")
+    if arguments.plot is not None:
+        raise ConfigError("command line: --plot: validate gives a table alone; leave it out")
+    folder = log_folder("validate", Path(run))
+    plan = msgspec.structs.replace(row.plan, from_run=row.plan.from_run or run)
+    made = prepare([replace(row, plan=plan)], _fit)[0].scenario
+    compared = validate(folder, made.cluster, plan.seed)
+    title = plan.title or Path(run).name
+    if arguments.json:
+        lines = [{**line._asdict(), "error": line.error} for line in compared.lines]
+        told = {"title": title, "validate": lines, "disturbed": compared.disturbed, "assumed": made.assumed}
+        print(msgspec.json.encode(told).decode())
+        return 0
+    Console(highlight=False).print(table(compared, title))
+    for text in compared.disturbed:
+        print(f"not simulated: {text}")
+    for text in made.assumed:
+        print(f"assumed: {text}")
+    return 0
 
 
 def _fit(run: Path) -> "Fitted":
