@@ -15,10 +15,8 @@ def test_the_pages_are_up_to_date():
     assert spec.loader is not None
     drawing = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(drawing)
-    assert drawing.PAGE.read_text(encoding="utf-8") == drawing.draw(), "run: python tools/draw_configuration.py"
-    assert drawing.PLAN_PAGE.read_text(encoding="utf-8") == drawing.draw_plan(), (
-        "run: python tools/draw_configuration.py"
-    )
+    for page, text in ((drawing.PAGE, drawing.draw()), (drawing.PLAN_PAGE, drawing.draw_plan())):
+        assert page.read_text(encoding="utf-8") == text, "run: python tools/draw_configuration.py"
 
 
 def test_every_option_has_a_description():

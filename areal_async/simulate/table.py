@@ -66,7 +66,7 @@ def page(result: Result, figures: Figures, title: str) -> Table:
     lost = " / ".join(f"{share:.0%}" for share in figures.lost_by_length)
     for name, text in (
         ("system", f"{result.system}, η = {result.max_staleness}"),
-        ("GPUs", f"{result.gpus}: {result.servers} servers, {result.trainer_ranks} trainer ranks"),
+        ("GPUs", f"{result.gpus}: {_many(result.servers, 'server')}, {_many(result.trainer_ranks, 'trainer rank')}"),
         ("ended", f"{figures.end.replace('_', ' ')}, {figures.steps} steps in {_long(figures.seconds)}"),
         ("a step", f"{_time(result.step_s)} s, of it training {_time(sum(figures.train_s) / steps)} s"),
         ("speed", f"{result.steps_per_s * 3600:,.4g} steps/h, {result.tokens_per_s:,.0f} trained tokens/s"),
@@ -80,9 +80,10 @@ def page(result: Result, figures: Figures, title: str) -> Table:
         ("answers", f"{figures.response_len_mean:,.0f} tokens in the mean, {figures.truncated_share:.1%} cut"),
         ("tokens", f"{figures.tokens_generated:,} generated, {figures.tokens_trained:,} trained, "
                    f"{figures.tokens_recomputed:,} computed again after swaps"),
-        ("servers", f"{figures.swaps:,} swaps, {_time(figures.swap_pause_s / result.servers / steps)} s each and step;"
-                    f" prefill {_time(figures.stalled_s / result.servers / steps)} s"),
-        ("losses", f"{figures.restarts} servers were lost, {figures.continued} answers went on elsewhere"
+        ("servers", f"{'resharding' if result.system == 'colocated' else 'swaps'} "
+                    f"{_time(figures.swap_pause_s / result.servers / steps)} s, prefill "
+                    f"{_time(figures.stalled_s / result.servers / steps)} s of each in a step"),
+        ("losses", f"{_many(figures.restarts, 'server')} lost, {_many(figures.continued, 'answer')} went on elsewhere"
                    if figures.restarts else ""),
         ("GPU-hours", f"{figures.gpu_hours:,.4g}"),
     ):  # fmt: skip
@@ -103,6 +104,10 @@ def age(figures: Figures) -> str:
         written = max(figures.tokens_generated + figures.tokens_unfinished, 1)
         words.append(f"{figures.tokens_stale / written:.1%} dropped")
     return ", ".join(words)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _time(seconds: float) -> str:
