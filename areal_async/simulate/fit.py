@@ -7,8 +7,10 @@ What always holds: nothing but the log is read, and the same log gives the same 
 rollback has disturbed doesn't count (`observed`); what a log can't tell has a default that is said in `assumed`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import heapreplace
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,7 @@ from areal_async.simulate.speed import Speed, fit_speed, least_squares
 
 LEAST_STEPS: Final = 5  # of training, undisturbed: fewer tell more of chance than of the trainer
 PROX_SHARE: Final = 1 / 3  # a forward pass beside forward and backward ones: 2 of 6 operations a parameter and token
+MOST_WORKERS: Final = 32  # that make checks; more than a run's checks could tell
 ROOMY: Final = 1 << 40  # tokens: of a cache whose size the log doesn't tell; none was too small for the run
 STRIDE: Final = 7919  # groups from one attempt's answers to the next one's: a prime, so that all come up
 
@@ -171,25 +174,31 @@ def _row(step: Step, passes: float) -> dict[str, float]:
 
 
 def _rewards(checks: Sequence[tuple[float, float]], assumed: list[str]) -> RewardModel:
-    """A check that met nobody takes check_s (the median of these); where several were asked for at the same time, so
-    many workers made them as their common speed says."""
+    """A check that met no other one takes check_s (the median of these). As many workers as explain best how long all
+    of them took, if each begins with the first check that waits."""
     if not checks:
         assumed.append("a check takes no time: the run made none")
         return RewardModel(check_s=0.0, workers=1)
-    ends: list[float] = []
-    alone: list[float] = []
-    busy_s, until, served = 0.0, -np.inf, 0
-    for asked, ended in sorted(checks):
+    checks = sorted(checks)
+    alone, until = [], -math.inf
+    for asked, ended in checks:
         if asked >= until:
             alone.append(ended - asked)
-        else:
-            busy_s += max(0.0, ended - max(until, asked)) if ended > until else 0.0
-            served += 1
         until = max(until, ended)
-        ends.append(ended)
     check_s = float(np.median(alone))
-    workers = max(1, round(check_s * served / busy_s)) if busy_s > 0 else max(1, served)
-    return RewardModel(check_s=check_s, workers=workers)
+    workers = min(range(1, MOST_WORKERS + 1), key=lambda count: _unexplained_s(checks, check_s, count))
+    return RewardModel(check_s, workers)
+
+
+def _unexplained_s(checks: Sequence[tuple[float, float]], check_s: float, workers: int) -> float:
+    """By how much the ends of all checks differ from those of so many workers, sum."""
+    free = [-math.inf] * workers  # from when on each worker is, the earliest first
+    differ = 0.0
+    for asked, ended in checks:
+        end = max(asked, free[0]) + check_s
+        heapreplace(free, end)
+        differ += abs(end - ended)
+    return differ
 
 
 def _answers(seen: Observed) -> tuple[tuple[Answer, ...], ...]:

@@ -139,9 +139,9 @@ class _Timeline:
             clock = _sums(steps)
             begun = self._level(self._began, self._ended, clock[self._began])
             context = self._prompts + self._running * (clock[1:] + clock[:-1]) / 2 - begun
-            again = self._shared + self._running * clock[:-1] - begun  # tokens to be computed again by a swap
+            held = self._shared + self._running * clock[1:] - begun  # tokens in the cache at the end of each stretch
             computed = self._asked.copy()
-            np.add.at(computed, self._swaps, np.append(again, 0.0)[self._swaps])
+            np.add.at(computed, self._swaps, held[self._swaps - 1])  # a swap ends a stretch: that of its pause
         share = self.length / np.maximum(self._within(steps), 1e-9)
         return np.stack(
             [
