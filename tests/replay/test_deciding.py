@@ -6,7 +6,6 @@ those of `tests/logs`, and (slow) runs of every kind that are made for it.
 
 import contextlib
 import json
-import math
 import os
 import subprocess
 import sys
@@ -51,7 +50,7 @@ from areal_async.messages import (
     TrainSample,
     Woke,
 )
-from areal_async.replay.deciding import Decided, Difference, begin, decide
+from areal_async.replay.deciding import Decided, Difference, Field, _concerned, begin, decide
 from areal_async.replay.naming import named, names
 
 from .logs import BOTH, DROP, WAIT, Recording, bodies, recording, write
@@ -109,25 +108,40 @@ def test_wherever_a_controller_was_killed_nothing_differs(log: Path) -> None:
             assert decided.missing == tuple(turn.commands[kept:])
 
 
-def test_a_nan_is_the_same_as_a_nan() -> None:
-    """A command with one could never be equal to itself."""
+def train(*advantages: float) -> Train:
+    samples = tuple(TrainSample(f"{number}.0", 0, advantage) for number, advantage in enumerate(advantages))
+    return Train(step=0, branch=0, groups=(), samples=samples, minibatches=())
+
+
+def between(expected: Train, recorded: Train) -> Difference | None:
+    """The difference between two commands."""
 
     class Core(Orchestrator):
         def handle(self, event: AnyEvent) -> list[AnyCommand]:
-            return [train(math.nan)]
+            return [expected]
 
-    def train(advantage: float) -> Train:
-        return Train(step=0, branch=0, groups=(), samples=(TrainSample("0.0", 0, advantage),), minibatches=())
+    (decided,) = decide(Core(recording(WAIT).rules), [Turn(0, Woke(at=0.0), None, 16, [recorded], [40])])
+    return decided.difference
 
-    def found(recorded: float) -> Difference | None:
-        turn = Turn(0, Woke(at=0.0), None, 16, [train(recorded)], [40])
-        (decided,) = decide(Core(recording(WAIT).rules), [turn])
-        return decided.difference
 
-    assert found(math.nan) is None
-    differs = found(1.0)
-    assert differs is not None
-    assert [(field.name, field.recorded) for field in differs.fields] == [("samples[0].advantage", 1.0)]
+def test_a_nan_is_the_same_as_a_nan() -> None:
+    """A command with one could never be equal to itself."""
+    assert between(train(float("nan")), train(float("nan"))) is None
+    found = between(train(float("nan")), train(1.0))
+    assert found is not None
+    assert [(field.name, field.recorded) for field in found.fields] == [("samples[0].advantage", 1.0)]
+
+
+def test_a_field_of_another_length_is_told_whole_and_the_largest_difference_first() -> None:
+    found = between(train(1.0, 2.0), train(1.0))
+    assert found is not None
+    assert found.fields == (Field("samples", train(1.0, 2.0).samples, train(1.0).samples),)
+    expected, recorded = train(0.0, 0.0, 0.0), train(0.1, -0.7, 0.2)
+    found = between(expected, recorded)
+    assert found is not None
+    assert [field.recorded for field in found.fields] == [0.1, -0.7, 0.2]
+    labels = list(_concerned(expected, recorded, found.fields))
+    assert labels[:3] == ["sample 1.0", "sample 2.0", "sample 0.0"]
 
 
 # --------------------------------------------------------------------------------------------- one field of one event
@@ -149,6 +163,7 @@ FLIPS: list[tuple[type[AnyEvent], dict[str, Any], dict[str, Any], Callable[[Reco
     (SampleDone, {"sample": "3.0"}, {"reward": 1.0}, lambda _, number: number),
     (StepDone, {"step": 1}, {"step": 2}, lambda _, number: number),
     (Joined, {"peer": "trainer"}, {"version": 1}, lambda _, number: number),
+    (RolledBack, {"why": "resumed"}, {"resumed": recording(DROP).rules}, lambda _, number: number),
     # nowhere
     (StepDone, {"step": 0}, {"metrics": {"loss": 7.0}}, lambda *_: None),
     (SampleDone, {"sample": "3.0"}, {"finish": "stop"}, lambda *_: None),
@@ -287,6 +302,11 @@ def test_the_end_of_a_log_may_lack_commands_and_not_have_others() -> None:
     found = difference(Recording(whole.rules, whole.turns[: number + 1]))
     assert found is not None
     assert isinstance(found.expected, Train)
+    end.commands = [*recording(WAIT).turns[number].commands, ReadGroup(group=99, position=99)]
+    end.offsets = [7, 8]
+    found = difference(Recording(whole.rules, whole.turns[: number + 1]))
+    assert found is not None
+    assert (found.place, found.expected, found.recorded, found.found_at) == (1, None, end.commands[1], 8)
 
 
 # --------------------------------------------------------------------------------------------------- one rule of a core
