@@ -15,7 +15,6 @@ from areal_async.simulate.table import names, swept
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullLocator
 
 COLOURS: Final = ("#1f6fb2", "#d1603d", "#3f8f5b", "#8458a6", "#8a8a8a", "#b8860b", "#2aa198", "#c2185b")
 DPI: Final = 130
@@ -56,11 +55,14 @@ def _new(columns: int, title: str) -> "tuple[Figure, list[Axes]]":
 
 
 def _page(figures: Figures, title: str) -> "Figure":
+    from matplotlib.ticker import MaxNLocator
+
     figure, (steps, lags, idle) = _new(3, title)
     numbers = range(1, figures.steps + 1)
     steps.plot(numbers, figures.step_s, color=COLOURS[0], linewidth=1.2, label="from step to step")
     steps.plot(numbers, figures.train_s, color=COLOURS[1], linewidth=1.2, label="training")
     steps.set(xlabel="step", ylabel="seconds", ylim=(0, None))
+    steps.xaxis.set_major_locator(MaxNLocator(integer=True))
     steps.legend(fontsize=8)
     whole = max(sum(figures.lag_tokens.values()), 1)
     shares = [100 * tokens / whole for tokens in figures.lag_tokens.values()]
@@ -76,7 +78,7 @@ def _busy(axes: "Axes", who: Sequence[str], idle: Sequence[float]) -> None:
     axes.bar(who, [100 * share for share in idle], bottom=[100 * (1 - share) for share in idle], color="#dddddd",
              label="idle", width=0.6)  # fmt: skip
     axes.set(ylabel="share of time, %", ylim=(0, 100))
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="center")  # between the bars
 
 
 # ---------------------------------------------------------------------------------------------------------- a sweep
@@ -111,6 +113,7 @@ def _sweep(results: Sequence[Result], title: str) -> "Figure":
         each.set_xlabel(axis)
         _scale(each, [float(result.values[axis]) for result in results if axis in result.values])
     speed.set(ylabel="trained tokens/s", ylim=(0, None))
+    _thousands(speed)
     idle.set(ylabel="idle, %", ylim=(0, 100))
     lag.set(ylabel="lag of trained tokens, steps", ylim=(0, None))
     _legend(idle, "trainer", "servers")
@@ -127,7 +130,7 @@ def _legend(axes: "Axes", full: str, dashed: str) -> None:
     grey = "#555555"
     handles = [Line2D([], [], color=grey, marker="o", markersize=4, label=full),
                Line2D([], [], color=grey, marker="s", markersize=4, linestyle="--", label=dashed)]  # fmt: skip
-    axes.legend(handles=handles, fontsize=8)
+    axes.legend(handles=handles, fontsize=8, handlelength=3.5)
 
 
 def _scale(axes: "Axes", values: Sequence[float]) -> None:
@@ -135,16 +138,16 @@ def _scale(axes: "Axes", values: Sequence[float]) -> None:
     places = sorted(set(values))
     if places[0] > 0 and places[-1] / places[0] >= 8:
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_minor_locator(_no_ticks())
     elif places[0] == 0 and places[-1] >= 8:
         axes.set_xscale("symlog", base=2, linthresh=1)
     axes.set_xticks(places, [f"{place:g}" for place in places])
+    axes.set_xticks([], minor=True)
 
 
-def _no_ticks() -> "NullLocator":
-    from matplotlib.ticker import NullLocator
+def _thousands(axes: "Axes") -> None:
+    from matplotlib.ticker import StrMethodFormatter
 
-    return NullLocator()
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
 def _axis(results: Sequence[Result], keys: Sequence[str]) -> str | None:
@@ -172,6 +175,7 @@ def _bars(results: Sequence[Result], keys: Sequence[str], title: str) -> "Figure
     places = list(range(len(told)))
     speed.bar(places, [result.tokens_per_s for result, _ in told], color=COLOURS[0], width=0.6)
     speed.set(ylabel="trained tokens/s")
+    _thousands(speed)
     for side, name, colour, shares in (
         (-0.2, "trainer", COLOURS[0], [figures.trainer_idle_share for _, figures in told]),
         (0.2, "servers", COLOURS[1], [figures.rollout_idle_share for _, figures in told]),
