@@ -82,7 +82,7 @@ def add_trace(commands: "Commands") -> None:
 def run(arguments: argparse.Namespace) -> int:
     """`areal-async trace`."""
     folder = log_folder("trace", arguments.run)
-    what = next((name for name in _FILTERS if getattr(arguments, name)), "ls")
+    what = next((name for name in _FILTERS if name != "ls" and getattr(arguments, name) is not None), "ls")
     if what != "ls" and arguments.ls:
         raise ConfigError(f"command line: trace: ls and --{what}: name one of them")
     given = {name for names in _FILTERS.values() for name in names if getattr(arguments, name) is not None}

@@ -49,7 +49,7 @@ from areal_async.messages import (
     Train,
 )
 from areal_async.trace.things import Thing, nearest, wrong
-from areal_async.trace.words import first_line, number, samples, spans, versions
+from areal_async.trace.words import count, first_line, number, samples, spans, versions
 
 NOTES: Final = (
     *("run", "long_prompts", "resumed", "model_saved"),
@@ -176,12 +176,12 @@ def _told_event(event: AnyEvent) -> tuple[str, str]:
         case Lost():
             return event.id, f"{event.peer}: {first_line(event.why)}"
         case GroupRead():
-            return str(event.group), f"row {event.row}, prompt of {event.prompt_tokens} tokens"
+            return str(event.group), f"row {event.row}, prompt of {count(event.prompt_tokens, 'token')}"
         case DataEnded():
             return str(event.group), ""
         case SampleDone():
             reward = "" if event.reward is None else f", reward {number(event.reward)}"
-            text = f"{event.length} tokens of {versions(event.oldest, event.newest)}, {event.finish}{reward}"
+            text = f"{count(event.length, 'token')} of {versions(event.oldest, event.newest)}, {event.finish}{reward}"
             return event.sample, text + _attempt(event.attempt)
         case Scored():
             return event.sample, f"{event.verdict}, reward {number(event.reward)}" + _attempt(event.attempt)

@@ -296,7 +296,9 @@ class Lives:
                 self._train(command)
             case Forget():
                 if (group := self._of_told(command.samples)) is not None:
-                    self._tell_left(group, command.samples, "its arrays leave memory")
+                    released = {name for each in all_commands if isinstance(each, Release) for name in each.samples}
+                    only = [name for name in command.samples if name not in released]
+                    self._tell_left(group, only, "its arrays leave memory")
             case Release():
                 self._release(command)
             case Finish() | Fail():

@@ -118,8 +118,8 @@ class ServerStory:
     def _back(self, event: RolledBack) -> Iterator[str]:
         if self._name not in self._names:
             return
-        yield from self._did(event.at, "")
         if event.resumed is not None:
+            yield from self._did(event.at, "")
             yield "the run is resumed by a new controller: it is started anew"
             self._running, self._version = 0, -1
         else:
@@ -229,10 +229,10 @@ class TrainerStory:
                 self._asked_at = event.at
             case Published():
                 self._idle_since = event.at
-                yield f"version {event.version}, branch {event.branch}, is published: {event.nbytes:,} bytes"
+                yield f"version {event.version}, branch {event.branch}, is published: {count(event.nbytes, 'byte')}"
             case CheckpointDone():
                 self._idle_since = event.at
-                size = f"{event.nbytes:,} bytes in {long(event.seconds)}"
+                size = f"{count(event.nbytes, 'byte')} in {long(event.seconds)}"
                 yield f"the checkpoint of version {event.version} is complete: {size}"
             case Failed(of="train" | "publish" | "checkpoint"):
                 yield f"{event.of} {event.id} failed: {first_line(event.why)}"

@@ -67,11 +67,11 @@ class StepStory:
             case Published() if event.branch == self._lives.branch:
                 self._idle_since = event.at
                 if made and event.version == self._step + 1:
-                    yield f"its version {event.version} is published, {event.nbytes:,} bytes"
+                    yield f"its version {event.version} is published, {count(event.nbytes, 'byte')}"
             case CheckpointDone():
                 self._idle_since = event.at
                 if made and event.version == self._step + 1:
-                    yield f"the checkpoint of its version {event.version} is complete, {event.nbytes:,} bytes"
+                    yield f"the checkpoint of its version {event.version} is complete, {count(event.nbytes, 'byte')}"
             case Swapped() if made and event.version == self._step + 1 and event.branch == self._lives.branch:
                 yield f"server {event.server} answers with its version {event.version}, pause {long(event.pause_s)}"
             case Failed(of="checkpoint") if event.id == str(before):

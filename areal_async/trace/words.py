@@ -40,17 +40,30 @@ def tail(text: str) -> list[str]:
 
 def spans(numbers: Iterable[int]) -> str:
     """Such as "0 to 2, 6, 8, 9"; of many spans the first, and how many more numbers there are."""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    pairs = [pair for pair in found if pair[1] == pair[0] + 1]
-    found = sorted([pair for pair in found if pair not in pairs] + [[each, each] for pair in pairs for each in pair])
+    found = _spans(numbers)
     texts = [str(low) if low == high else f"{low} to {high}" for low, high in found[:SPANS]]
     more = sum(high - low + 1 for low, high in found[SPANS:])
     return ", ".join(texts) + (f" and {more} more" if more else "")
+
+
+def members(names: Sequence[SampleId]) -> str:
+    """Samples of one group, such as "3.0 to 3.7", "3.0, 3.2"."""
+    if not names:
+        return ""
+    group = group_of(names[0])
+    found = _spans(int(name.partition(".")[2]) for name in names)
+    return ", ".join(f"{group}.{low}" if low == high else f"{group}.{low} to {group}.{high}" for low, high in found)
+
+
+def _spans(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """First and last of each; two that follow each other are no span."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return [pair for run in found for pair in ([(run[0], run[-1])] if len(run) > 2 else [(each, each) for each in run])]
 
 
 def samples(names: Sequence[SampleId]) -> str:
@@ -73,17 +86,3 @@ def number(value: float | None) -> str:
 def count(amount: int, thing: str) -> str:
     """Such as "1 token", "812 tokens"."""
     return f"{amount:,} {thing}{'' if amount == 1 else 's'}"
-
-
-def members(names: Sequence[SampleId]) -> str:
-    """Samples of one group, such as "3.0 to 3.7", "3.0, 3.2"."""
-    if not names:
-        return ""
-    group = group_of(names[0])
-    runs: list[list[int]] = []
-    for member in sorted(int(name.partition(".")[2]) for name in names):
-        if runs and member == runs[-1][1] + 1:
-            runs[-1][1] = member
-        else:
-            runs.append([member, member])
-    return ", ".join(f"{group}.{low}" if low == high else f"{group}.{low} to {group}.{high}" for low, high in runs)
