@@ -88,7 +88,10 @@ class StateLane:
 
 
 class TrainerLane:
-    """The ranks, as one: what they do, one after another. published: where each version was published."""
+    """The ranks, as one: what they do, one after another. published: where each version was published. steps: done.
+
+    What is told of anything but what they do now comes too late, and changes nothing.
+    """
 
     def __init__(self, file: TraceFile) -> None:
         file.process(TRAINER, ORDER[TRAINER])
@@ -96,23 +99,25 @@ class TrainerLane:
         self._lane = StateLane(file, TRAINER, "ranks")
         self._lane.go("starting", 0)
         self.published: dict[int, Point] = {}
+        self.steps = 0
         self._steps: dict[int, Point] = {}
         self._branch = 0
 
     def event(self, event: AnyEvent, at: int) -> None:
         match event:
-            case StepDone():
+            case StepDone() if self._doing == on_branch(f"train step {event.step}", event.branch):
                 known: dict[str, Value] = {**event.metrics}
                 if event.skipped:
                     known["update left out"] = event.skipped
                 self._lane.end(at, args=known)
-            case Published():
+                self.steps += 1
+            case Published() if self._doing == on_branch(f"publish v{event.version}", event.branch):
                 self._lane.end(at, args={"nbytes": event.nbytes})
-            case CheckpointDone():
+            case CheckpointDone() if self._doing == on_branch(f"checkpoint v{event.version}", event.branch):
                 self._lane.end(at, args={"seconds": event.seconds, "nbytes": event.nbytes})
-            case Failed(of="checkpoint"):
+            case Failed(of="checkpoint") if self._doing.startswith("checkpoint"):
                 self._lane.end(at, "failed", {"why": event.why})
-            case Failed(of="train" | "publish"):
+            case Failed(of="train" | "publish" as what) if self._doing.startswith(what):
                 self._lane.end(at, "failed", {"why": event.why})
                 self._lane.go("lost", at, {"why": event.why})
             case Lost(peer="trainer"):
@@ -127,6 +132,10 @@ class TrainerLane:
                 self._file.mark(self._lane.lane, name, at, {"why": event.why})
                 if event.resumed is not None:
                     self._lane.go("starting", at)
+
+    @property
+    def _doing(self) -> str:
+        return self._lane.state
 
     def train(self, command: Train, at: int, about: Args) -> None:
         name = on_branch(f"train step {command.step}", command.branch)
@@ -172,7 +181,7 @@ class TrainerLane:
 
 
 class ServerLanes:
-    """One server: its state, its evaluations, and the samples on it, in as few lanes as they need."""
+    """One server: its state, its evaluations, and the samples on it, in as few lanes as they need. swaps: done."""
 
     def __init__(self, file: TraceFile, name: str, at: int) -> None:
         """at: since when it starts."""
@@ -184,12 +193,9 @@ class ServerLanes:
         self._lane.go("starting", at)
         self._evaluation: StateLane | None = None
         self._serves = ""
-        self._swap: tuple[int, Point] | None = None
+        self._swap: Point | None = None
+        self.swaps = 0
         self.packing = Packing()
-
-    @property
-    def swapping(self) -> bool:
-        return self._swap is not None
 
     def sample_lane(self, number: int) -> Lane:
         return self._file.lane(self.process, f"samples {number}")
@@ -210,19 +216,22 @@ class ServerLanes:
     def swap(self, command: Swap, at: int) -> Point:
         name = on_branch(f"swapping to v{command.version}", command.branch)
         point = self._lane.go(name, at, {"version": command.version, "branch": command.branch})
-        self._swap = command.version, point
+        self._swap = point
         return point
 
     def swapped(self, event: Swapped, at: int) -> None:
-        pause_s: float = event.pause_s
-        if self._swap is not None:
-            begin = self._lane.end(at, args={"pause_s": pause_s})
-            self._pause(begin, max(at, begin + LEAST_US), us(pause_s))
+        if self._swap is None:
+            return  # told again
+        begin = self._lane.end(at, args={"pause_s": event.pause_s})
+        self._pause(begin, max(at, begin + LEAST_US), us(event.pause_s))
         self._swap = None
+        self.swaps += 1
         self._serves = on_branch(f"serving v{event.version}", event.branch)
         self._lane.go(self._serves, at, {"version": event.version, "branch": event.branch})
 
     def swap_failed(self, event: Failed, at: int) -> None:
+        if self._swap is None:
+            return
         self._end_swap(at, "failed", {"why": event.why})
         self._lane.go(self._serves or "starting", at)
 

@@ -41,7 +41,6 @@ from areal_async.messages import (
     SampleId,
     Score,
     StartSample,
-    StepDone,
     Swap,
     Swapped,
     Train,
@@ -160,8 +159,6 @@ class _Drawing:
         self._counters = _Counters(self._file, extent.seconds, self._look)
         self._since = 0  # of the present controller
         self._now = 0  # of the newest thing that is known
-        self._steps = 0
-        self._swaps = 0
 
     def draw(self, turns: Iterable[Turn], run: str) -> None:
         """run: its name, for people."""
@@ -183,7 +180,8 @@ class _Drawing:
         file, trails = self._file, self._trails
         return Figures(
             samples=self._extent.samples, finished=trails.finished, checks=trails.checks, prompts=trails.prompts,
-            steps=self._steps, swaps=self._swaps, arrows=trails.arrows, followed=followed, spans=file.spans,
+            steps=self._trainer.steps, swaps=sum(server.swaps for server in self._servers.values()),
+            arrows=trails.arrows, followed=followed, spans=file.spans,
             events=file.events, seconds=self._extent.seconds, nbytes=nbytes,
         )  # fmt: skip
 
@@ -230,8 +228,6 @@ class _Drawing:
         self._trainer.event(event, at)
         self._rewards.event(event, at)
         match event:
-            case StepDone():
-                self._steps += 1
             case Joined(peer="server"):
                 self._server(event.id).joined(at)
             case Lost(peer="server"):
@@ -242,7 +238,6 @@ class _Drawing:
                 self._server(event.id).lost(at, event.why, "quarantined")
                 self._waves.ended(event.id)
             case Swapped():
-                self._swaps += 1
                 self._server(event.server).swapped(event, at)
                 self._waves.ended(event.server, event.pause_s)
             case Failed(of="swap"):

@@ -96,7 +96,7 @@ class Trails:
 
     def event(self, event: AnyEvent, at: int) -> None:
         match event:
-            case GroupRead():
+            case GroupRead() if event.group in self._asked:
                 self._prompt(event.group, at, f"group {event.group}", {"row": event.row, "tokens": event.prompt_tokens})
                 self.prompts += 1
             case DataEnded():
@@ -104,20 +104,16 @@ class Trails:
             case Failed(of="group"):
                 self._prompt(int(event.id), at, f"group {event.id} failed", {"why": event.why})
             case SampleDone():
-                if part := self._growing(event.sample, event.attempt, at_server=True):
-                    self._close(part, at)
-                    part.args |= _answer(event)
-                    self._done[event.sample] = event
-                    self.finished += 1
+                self._answered(event, at)
             case Scored():
-                if part := self._growing(event.sample, event.attempt, at_server=False):
+                if part := self._checked(event.sample, event.attempt):
                     part.name = f"{part.name} {event.verdict}"
                     part.colour = _VERDICT_COLOURS.get(event.verdict, "terrible")
                     part.args |= {"verdict": event.verdict, "reward": event.reward}
                     self._close(part, at)
                     self.checks += 1
             case Failed(of="sample"):
-                if part := self._growing(event.id, event.attempt, at_server=True):
+                if part := self._staying(event.id, event.attempt):
                     part.args["why"] = event.why
                     self._close(part, at, "failed")
 
@@ -244,12 +240,31 @@ class Trails:
         if why:
             part.name, part.colour = f"{part.name} {why}", "terrible"
 
-    def _growing(self, sample: SampleId, attempt: int, *, at_server: bool) -> _Part | None:
-        """What an event of this attempt ends; None: it comes too late, and is ignored by all."""
+    def _answered(self, event: SampleDone, at: int) -> None:
+        """It may have been whole when its server was lost, and only its end was missing."""
+        trail = self._trails.get(event.sample)
+        part = trail.parts[-1] if trail is not None else None
+        if part is None or not part.server or part.args["attempt"] != event.attempt or "finish" in part.args:
+            return  # it comes too late, and is ignored by all
+        if part.end is None:
+            self._close(part, at)
+        part.args |= _answer(event)
+        self._done[event.sample] = event
+        self.finished += 1
+
+    def _staying(self, sample: SampleId, attempt: int) -> _Part | None:
+        """The stay of this attempt; None: what is told of it comes too late, and is ignored by all."""
+        part = self._growing(sample, attempt)
+        return part if part is not None and part.server else None
+
+    def _checked(self, sample: SampleId, attempt: int) -> _Part | None:
+        part = self._growing(sample, attempt)
+        return None if part is None or part.server else part
+
+    def _growing(self, sample: SampleId, attempt: int) -> _Part | None:
         trail = self._trails.get(sample)
         part = trail.open if trail is not None else None
-        told = part is not None and part.args["attempt"] == attempt and (part.server != "") == at_server
-        return part if told else None
+        return part if part is not None and part.args["attempt"] == attempt else None
 
 
 def _names(train: Train) -> list[tuple[SampleId, int, float]]:

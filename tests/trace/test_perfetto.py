@@ -1,0 +1,182 @@
+"""The timeline of a log: what viewers can read, and all that the log has."""
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from areal_async.errors import ConfigError
+from areal_async.log.turns import Turn, read_turns
+from areal_async.messages import (
+    GroupRead,
+    Rules,
+    SampleDone,
+    Scored,
+    StartSample,
+    StepDone,
+    Swapped,
+    Train,
+    WhenOlder,
+)
+from areal_async.trace.perfetto import Figures, write
+
+from ..audit_lies import records, true_log
+from ..core.test_any_order import AnyOrder
+from ..core.test_going_back import GoingBack
+from ..core.world import World
+from .trace_events import Trace
+from .written import write as write_log
+
+KINDS = (SampleDone, Scored, GroupRead, StepDone, Swapped)
+LOGS = Path(__file__).resolve().parents[1] / "logs"
+
+
+def drawn(log: Path, out: Path, **options: Any) -> tuple[Trace, Figures]:
+    path = out / "trace.json"
+    figures = write(log, path, **options)
+    trace = Trace(path)
+    assert figures.events == len(trace.events)
+    assert figures.spans == len(trace.of("X"))
+    assert figures.nbytes == path.stat().st_size
+    assert [file.name for file in out.iterdir() if file.suffix == ".partial"] == []
+    return trace, figures
+
+
+def turns_of(log: Path) -> tuple[Rules, list[Turn]]:
+    found = read_turns(log)
+    assert found is not None
+    return found.rules, list(found.turns)
+
+
+def check(log: Path, out: Path) -> tuple[Trace, Figures]:
+    """Everything that the log has is there, as often."""
+    trace, figures = drawn(log, out)
+    _, turns = turns_of(log)
+    commands = [command for turn in turns for command in turn.commands]
+    starts = [command for command in commands if isinstance(command, StartSample)]
+    stays = [span for span in trace.in_process("server ") if "floor" in span["args"]]
+    assert Counter((span["name"].split()[0], span["args"]["attempt"]) for span in stays) >= Counter(
+        (start.sample, start.attempt) for start in starts
+    )
+    ended = [span for span in stays if "finish" in span["args"]]
+    checks = [span for span in trace.in_process("rewards") if "verdict" in span["args"]]
+    steps = [span for span in trace.in_process("trainer") if span["name"].startswith("train step")]
+    found = (figures.finished, figures.checks, figures.prompts, figures.steps, figures.swaps)
+    assert found[:2] == (len(ended), len(checks))
+    assert len(steps) == sum(isinstance(command, Train) for command in commands)
+    assert figures.samples == sum(start.attempt == 0 for start in starts)
+    came = [sum(type(turn.event) is kind for turn in turns) for kind in KINDS]
+    assert all(there <= told for there, told in zip(found, came, strict=True)), "what is told again is drawn once"
+    trained = {entry.sample for command in commands if isinstance(command, Train) for entry in command.samples}
+    assert {span["name"].split()[0] for span in ended if span["args"]["fate"] == "handed to training"} == trained
+    return trace, figures
+
+
+class Walk(AnyOrder):
+    """Whatever happened, in whatever order, can be drawn."""
+
+    out: Path
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "world"):
+            look(self.world, self.out)
+
+
+class WalkBack(GoingBack):
+    out: Path
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "world"):
+            look(self.world, self.out)
+
+
+def look(world: World, out: Path) -> None:
+    folder = out / str(len(list(out.iterdir())))
+    check(write_log(folder, records(world)) / "log", folder)
+
+
+WALKS = settings(
+    max_examples=15, stateful_step_count=40, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", get_args(WhenOlder))
+@pytest.mark.parametrize("walk", [Walk, WalkBack])
+def test_whatever_happened_can_be_drawn(walk: type[Walk | WalkBack], policy: WhenOlder, tmp_path: Path) -> None:
+    machine = type(f"{walk.__name__}{policy}", (walk,), {"policy": policy, "out": tmp_path})
+    run_state_machine_as_test(machine, settings=WALKS)
+
+
+@pytest.mark.parametrize("name", ["wait-gone-back-resumed", "drop-requeue-gone-back"])
+def test_recorded_runs(name: str, tmp_path: Path) -> None:
+    trace, figures = check(LOGS / name, tmp_path)
+    _, turns = turns_of(LOGS / name)
+    came = tuple(sum(type(turn.event) is kind for turn in turns) for kind in KINDS)
+    assert (figures.finished, figures.checks, figures.prompts, figures.steps, figures.swaps) == came
+    names = {span["name"] for spans in trace.spans.values() for span in spans}
+    assert any(name.startswith("train step") and name.endswith("(branch 1)") for name in names)
+    marks = [mark["name"] for mark in trace.of("i")]
+    assert any("back to v" in mark for mark in marks)
+    if "resumed" in name:
+        assert any("resumed" in mark for mark in marks)
+        assert any(name.endswith("cut off") for name in names)
+    again = [points for points in trace.arrows.values() if points[0]["cat"] == "trained again"]
+    assert again
+    assert figures.arrows == len({p[0]["name"] for p in trace.arrows.values() if p[0]["cat"] == "samples"})
+    assert figures.followed == 1
+
+
+def test_one_sample_from_its_prompt_to_its_step(tmp_path: Path) -> None:
+    """By hand, from the true log: the first attempt of sample 0.0 fails at 14 s."""
+    log = write_log(tmp_path / "run", true_log()) / "log"
+    trace, _ = drawn(log, tmp_path, sample="0.0")
+    (points,) = [points for points in trace.arrows.values() if points[0]["cat"] == "samples"]
+    assert {point["name"] for point in points} == {"0.0"}
+    way = [(trace.lane(point), point["ts"]) for point in points]
+    spans = [next(s for s in trace.spans[lane] if s["ts"] <= at < s["ts"] + s["dur"]) for lane, at in way]
+    s = 1_000_000
+    processes = [lane[0] for lane, _ in way]
+    assert [
+        (process, span["name"], span["ts"], span["ts"] + span["dur"])
+        for process, span in zip(processes, spans, strict=True)
+    ] == [
+        ("prompts", "group 0", 6 * s, 8 * s),
+        ("server server0", "0.0 failed", 8 * s, 14 * s),
+        ("server server0", "0.0", 14 * s, 26 * s),
+        ("rewards", "0.0 right", 26 * s, 38 * s),
+        ("trainer", "train step 1", 45 * s, 46 * s),
+    ]
+    assert spans[1]["args"]["why"] == "boom"
+    told = {"attempt": 1, "floor": 0, "versions": "0", "length": 1, "finish": "length", "verdict": "right"}
+    told |= {"reward": 0.0, "step": 1, "lag": 1, "server": "server0", "fate": "handed to training"}
+    assert told.items() <= spans[2]["args"].items()
+    with pytest.raises(ConfigError, match=r"no sample 99\.0 was started"):
+        drawn(log, tmp_path, sample="99.0")
+
+
+def test_of_many_samples_evenly_chosen_groups_have_arrows(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "run", true_log()) / "log"
+    trace, figures = drawn(log, tmp_path, most_arrows=8)
+    assert figures.followed == 4  # 28 samples were started
+    groups = {p[0]["name"].split(".")[0] for p in trace.arrows.values() if p[0]["cat"] == "samples"}
+    assert groups == {"0", "4", "12"}  # 8 was cancelled before its prompt was read
+    assert figures.arrows <= 8
+
+
+def test_a_compressed_file_has_the_same_events(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "run", true_log()) / "log"
+    write(log, tmp_path / "a.json")
+    figures = write(log, tmp_path / "a.json.gz")
+    assert figures.nbytes == (tmp_path / "a.json.gz").stat().st_size
+    assert json.loads(gzip.decompress((tmp_path / "a.json.gz").read_bytes())) == json.loads(
+        (tmp_path / "a.json").read_bytes()
+    )
