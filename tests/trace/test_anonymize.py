@@ -151,6 +151,7 @@ def test_whatever_was_said(secrets: list[str], first: int, number: int, tmp_path
     assert audit(folder / "out" / "log", payloads=True).proven
 
 
+@pytest.mark.slow
 def test_what_stays(tmp_path: Path) -> None:
     run = write(tmp_path / "run", planted(SECRET), tokens=TOKENS)
     copied = copy(run, tmp_path / "out")
@@ -173,6 +174,7 @@ def test_what_stays(tmp_path: Path) -> None:
     assert servers == {"trainer", "rewards.0", "peer-1", "peer-2"}
 
 
+@pytest.mark.slow
 def test_tokens_are_exchanged_one_for_one(tmp_path: Path) -> None:
     run = write(tmp_path / "run", true_log(), tokens=TOKENS)
     highest = copy(run, tmp_path / "out").highest
@@ -192,6 +194,7 @@ def test_tokens_are_exchanged_one_for_one(tmp_path: Path) -> None:
     assert sum(token == hidden for token, hidden in ways.items()) <= 3
 
 
+@pytest.mark.slow
 def test_each_copy_has_a_key_of_its_own(tmp_path: Path) -> None:
     assert sorted(permutation(b"k" * 32, 500).tolist()) == list(range(500))
     assert permutation(b"k" * 32, 500).tolist() == permutation(b"k" * 32, 500).tolist() != list(range(500))
@@ -201,6 +204,7 @@ def test_each_copy_has_a_key_of_its_own(tmp_path: Path) -> None:
     assert bytes_of(tmp_path / "a" / "log") != bytes_of(tmp_path / "b" / "log")
 
 
+@pytest.mark.slow
 def test_texts_of_the_core_are_made_of_those_of_the_copy(tmp_path: Path) -> None:
     """A run that fails tells why, in words that came with events and that are hashed in the copy."""
     one = World(
@@ -242,6 +246,7 @@ def an_impossible_event(log: list[AnyRecord]) -> list[AnyRecord]:
     return change(log, place(log, SampleDone), attempt=7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", [another_advantage, another_text, a_missing_command, an_impossible_event])
 def test_a_difference_stays_where_it_is(lie: Callable[[list[AnyRecord]], list[AnyRecord]], tmp_path: Path) -> None:
     run = write(tmp_path / "run", lie(list(true_log())))
@@ -256,6 +261,7 @@ def test_a_difference_stays_where_it_is(lie: Callable[[list[AnyRecord]], list[An
     assert b"another secret" not in bytes_of(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_what_ends_in_the_middle(tmp_path: Path) -> None:
     run = write(tmp_path / "run", true_log())
     for path in (run / "log" / "decisions.log", run / "log" / "payload-000003.seg"):

@@ -57,6 +57,7 @@ def test_by_kind(run_folder: Path, capsys: pytest.CaptureFixture[str], kind: str
     assert len(out.splitlines()) == 8
 
 
+@pytest.mark.slow
 def test_by_id(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = trace(capsys, run_folder, "ls", "--id", "1")
     assert kinds(out) == {
@@ -118,6 +119,7 @@ def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [["ls"], ["--story", "3"], ["--samples", "-"]])
 def test_torn_and_corrupt(tmp_path: Path, capsys: pytest.CaptureFixture[str], what: list[str]) -> None:
     run_folder = write(tmp_path, true_log())
@@ -135,6 +137,7 @@ def test_torn_and_corrupt(tmp_path: Path, capsys: pytest.CaptureFixture[str], wh
     assert trace(capsys, run_folder, *what)[0] == (2 if what[0] == "--story" else 0)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = list(true_log())
     with contextlib.closing(RunLog(tmp_path / "log", 1 << 20)) as run_log:

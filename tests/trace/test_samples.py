@@ -67,6 +67,7 @@ def test_what_became_of_a_sample(run_folder: Path, capsys: pytest.CaptureFixture
     assert (retrained["verdict"], retrained["server"], retrained["floor"]) == ("right", "server1", 0)
 
 
+@pytest.mark.slow
 def test_of_a_step_that_is_to_be_trained_again_nothing_is_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +80,7 @@ def test_of_a_step_that_is_to_be_trained_again_nothing_is_trained(
     assert {each["outcome"] for each in found} == {"trained", "training", "filtered"}
 
 
+@pytest.mark.slow
 def test_filters(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def names(*options: str) -> set[str]:
         return {each["id"] for each in samples(capsys, run_folder, *options)[0]}
@@ -90,6 +92,7 @@ def test_filters(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert names("--id", "server server0") | names("--id", "server server1") == names()
 
 
+@pytest.mark.slow
 def test_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "model"
     write_model(model)
@@ -116,6 +119,7 @@ def test_what_has_left_the_disk(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert f"26 finished samples, {len(gone)} of them without arrays: those have left the disk" in err
 
 
+@pytest.mark.slow
 def test_a_file_is_whole_or_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, true_log())
     target = tmp_path / "samples.jsonl"
@@ -136,6 +140,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "can't be written: No such file or directory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_reference_to_another_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is told of one sample with the arrays of another."""
     run_log = RunLog(tmp_path / "log", segment_bytes=1 << 20)
