@@ -72,6 +72,13 @@ def test_checks_may_be_what_is_waited_for():
     assert two.step_s[0] == pytest.approx(220.5 + 7.1)
 
 
+def test_answers_wait_for_a_place():
+    """Server 1 has room for one: 20 and then 60 tokens, the prompt before them."""
+    cluster = replace(CLUSTER, server=replace(CLUSTER.server, max_running=1))
+    figures = colocated.simulate(msgspec.structs.replace(RULES, steps=1), cluster, 0)
+    assert figures.step_s[0] - figures.train_s[0] == pytest.approx(0.5 + 20 + 0.5 + 60)
+
+
 def test_starts_and_checkpoints_take_time():
     rules = msgspec.structs.replace(RULES, checkpoint_steps=2)
     cluster = replace(CLUSTER, start_s=30.0, trainer=replace(CLUSTER.trainer, checkpoint_s=7.0))
@@ -94,7 +101,7 @@ def test_progress_is_told():
 def test_it_trains_what_the_engine_trains(servers, groups, minibatches, checks, reshard):
     """The same samples, in steps of their own; and never faster than its parts."""
     rules = msgspec.structs.replace(
-        RULES, batch_groups=groups * minibatches, minibatches=minibatches, servers=servers, wave=servers
+        RULES, batch_groups=groups * minibatches, minibatches=minibatches, servers=servers, wave=servers, ranks=2
     )
     cluster = replace(CLUSTER, servers=servers, rewards=RewardModel(checks, 2))
     ours, theirs = colocated.simulate(rules, cluster, reshard), engine.simulate(rules, cluster)

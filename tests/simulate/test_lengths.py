@@ -1,5 +1,6 @@
 """Drawn answers: the same for the same names, in the distribution that was asked for."""
 
+from dataclasses import replace
 from math import exp, log
 from statistics import NormalDist, fmean, pstdev
 
@@ -43,8 +44,9 @@ def test_an_answer_is_a_function_of_its_name(seed, group, member, attempt):
     answers.answer(group + 1, member, attempt)
     assert answers.answer(group, member, attempt) == one
     assert 1 <= one.length <= 10_000
-    assert one.truncated == (one.length == 10_000)
-    assert not (one.truncated and one.reward)
+    cut = replace(answers, max_new_tokens=500).answer(group, member, attempt)
+    assert (cut.length, cut.truncated) == (min(one.length, 500), one.length > 500)
+    assert cut.reward == (0 if cut.truncated else one.reward)
 
 
 def test_names_that_differ_give_other_answers():
