@@ -143,7 +143,8 @@ class _Rows:
 def _tell_end(report: Report) -> None:
     print(f"{'field':<16}  {'largest difference':>18}  {'at step':>7}  {'allowed':>8}  {'steps over it':>13}")
     for name, found in report.largest.items():
-        print(f"{name:<16}  {found.difference:>18.1e}  {found.step:>7}  {found.allowed:>8g}  {found.over:>13}")
+        step = found.step if found.difference else ""
+        print(f"{name:<16}  {found.difference:>18.1e}  {step:>7}  {found.allowed:>8g}  {found.over:>13}")
     if report.not_compared:
         print(f"not compared, since only one side has it: {', '.join(report.not_compared)}")
     print(f"{len(report.steps)} steps trained again in {report.seconds:.1f} s, {_trained(report)}")
