@@ -200,8 +200,11 @@ class ServerLanes:
     def sample_lane(self, number: int) -> Lane:
         return self._file.lane(self.process, f"samples {number}")
 
-    def joined(self, at: int) -> None:
-        if self._lane.state != "starting":
+    def joined(self, at: int, since: int) -> None:
+        """since: the beginning of the present controller, which has started it then."""
+        if not self._lane.state:
+            self._lane.go("starting", since)
+        elif self._lane.state == "lost":
             self._lane.go("starting", at)
 
     def started(self, at: int) -> None:

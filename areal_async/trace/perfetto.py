@@ -196,7 +196,6 @@ class _Drawing:
             "in flight, samples": self._trails.in_flight,
             "ready, groups": states["ready"],
             "outstanding, groups": states["asked"] + states["running"] + states["ready"],
-            "servers that swap": self._waves.swapping,
         }
 
     def _turn(self, turn: Turn) -> None:
@@ -219,7 +218,7 @@ class _Drawing:
             self._trails.over(group, at)
         self._trainer.rest(at)
         self._waves.rest(at)
-        self._counters.after(turn.event, at)
+        self._counters.after(turn.event, at, self._waves.swapping)
         for note in turn.notes:
             self._note(note)
 
@@ -229,7 +228,7 @@ class _Drawing:
         self._rewards.event(event, at)
         match event:
             case Joined(peer="server"):
-                self._server(event.id).joined(at)
+                self._server(event.id).joined(at, self._since)
             case Lost(peer="server"):
                 self._server(event.id).lost(at, event.why)
                 self._waves.ended(event.id)
@@ -309,6 +308,7 @@ class _Counters:
         self._window_end = self._window
         self._tokens = 0
         self._last_rate = -1.0
+        self._swapping = -1
 
     def before(self, at: int) -> None:
         """Something is about to happen: until then everything stays as it was."""
@@ -316,7 +316,11 @@ class _Counters:
         if self._held is not None and at >= self._due:
             self._tell(self._held)
 
-    def after(self, event: AnyEvent, at: int) -> None:
+    def after(self, event: AnyEvent, at: int, swapping: int) -> None:
+        """swapping: servers that load weights; told whenever it changes, for that may be short."""
+        if swapping != self._swapping:
+            self._file.counter(LEDGER, "servers that swap", at, swapping)
+        self._swapping = swapping
         if isinstance(event, SampleDone):
             self._tokens += event.length
         if at < self._due:
