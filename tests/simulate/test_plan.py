@@ -183,11 +183,14 @@ def test_a_grid_of_several_keys(write):
 
 
 def test_grids_one_after_the_other(write):
-    text = PLAN + "sweep:\n  - {system: sync}\n  - {system: async, cluster.gpus: [32, 64]}\n"
+    text = PLAN + "sweep:\n  - {system: sync, train.steps: 9}\n  - {system: async, cluster.gpus: [32, 64]}\n"
     rows = load_rows(write(text))
     assert [dict(row.values) for row in rows] == [
-        {"system": "sync"}, {"system": "async", "cluster.gpus": "32"}, {"system": "async", "cluster.gpus": "64"}
-    ]  # fmt: skip
+        {"system": "sync", "train.steps": "9"},
+        {"system": "async", "cluster.gpus": "32"},
+        {"system": "async", "cluster.gpus": "64"},
+    ]
+    assert [row.plan.train.steps for row in rows] == [9, 5, 5]
 
 
 def test_the_command_line_sweeps_and_stops_sweeping(write):
