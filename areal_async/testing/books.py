@@ -31,6 +31,7 @@ from areal_async.messages import (
     Train,
     group_of,
 )
+from areal_async.replay.replayed import replay
 from areal_async.rollout.order import order
 from areal_async.testing.small_run import ROWS, row_of
 from areal_async.testing.vllm_server import Entry
@@ -268,6 +269,13 @@ def audited(run_dir: Path) -> Iterator[str]:
     if not report.proven:
         yield from (f"audit: {finding}" for finding in report.findings[:5])
         yield from (f"audit: {words}" for words in (report.torn, report.corrupt) if words)
+
+
+def decided_again(run_dir: Path) -> Iterator[str]:
+    """What `areal-async replay` finds in the log."""
+    found = replay(run_dir / "log").difference
+    if found is not None:
+        yield f"replay: event {found.number} ({found.event}): {found.impossible or found.fields or found.recorded}"
 
 
 def ages_by_log(run_dir: Path, wanted: Wanted) -> Iterator[str]:

@@ -196,6 +196,7 @@ def _wrong(life: Life) -> list[str]:
         *books.nothing_lost(run_dir, lines, WANTED),
         *books.graded_once(run_dir),
         *books.audited(run_dir),
+        *books.decided_again(run_dir),
         *books.ages_by_log(run_dir, WANTED),
         *books.metrics_complete(run_dir, WANTED),
         *books.folder_tidy(run_dir, WANTED),

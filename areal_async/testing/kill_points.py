@@ -229,6 +229,7 @@ class _Trial:
             *books.nothing_lost(run_dir, lines, wanted),
             *books.graded_once(run_dir),
             *books.audited(run_dir),
+            *books.decided_again(run_dir),
             *books.ages_by_log(run_dir, wanted),
             *books.metrics_complete(run_dir, wanted),
             *books.folder_tidy(run_dir, wanted),
