@@ -188,8 +188,10 @@ def _bars(results: Sequence[Result], keys: Sequence[str], title: str) -> "Figure
         (0.2, "max", COLOURS[1], [float(figures.lag_max) for _, figures in told]),
     ):
         lag.bar([place + side for place in places], lags, 0.4, color=colour, label=name)
-    lag.set(ylabel="lag of trained tokens, steps")
+    highest = max(figures.lag_max for _, figures in told)
+    lag.set(ylabel="lag of trained tokens, steps", ylim=(0, 1.25 * max(highest, 1)))  # room for the legend
     lag.legend(fontsize=8)
     for each in (speed, idle, lag):
         each.set_xticks(places, labels)
+        each.set_xlabel(", ".join(names(keys).values()))
     return figure
