@@ -38,11 +38,11 @@ def load_run_config(log: Path, overrides: Sequence[str], allowed: Sequence[str])
     return load_with_sources(path, overrides)
 
 
-def earlier_configs(log: Path) -> list[tuple[Path, Config]]:
+def earlier_configs(log: Path, overrides: Sequence[str] = ()) -> list[tuple[Path, Config]]:
     """Those that the run had before a resume that changed it (`config-1.yaml`, …), the first one first."""
     found = log.parent.glob("config-*.yaml")
     numbered = [(int(number), path) for path in found if (number := path.stem.removeprefix("config-")).isdecimal()]
-    return [(path, load_config(path)) for _, path in sorted(numbered)]
+    return [(path, load_config(path, overrides)) for _, path in sorted(numbered)]
 
 
 def load_run_data(config: Config, about: About) -> TrainingData:

@@ -15,6 +15,7 @@ import itertools
 import secrets
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,9 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from areal_async.config import Config
-from areal_async.config_file import load_config
 from areal_async.controller import checkpoints
 from areal_async.controller.controller import first_cause
 from areal_async.controller.crew import Crew
-from areal_async.controller.resuming import digest_of_model
 from areal_async.controller.trainer import Trainer
 from areal_async.errors import ConfigError, LogError, TrainerError
 from areal_async.launch.recipes import Recipes
@@ -45,9 +44,11 @@ from areal_async.messages import (
 )
 from areal_async.replay.answers import Compared
 from areal_async.replay.history import Batches, History, Step, read_history
+from areal_async.replay.run_files import earlier_configs, load_run_config, require_model
 from areal_async.specs import trainer_spec
 from areal_async.wire.router import Router
 
+OPTIONS: Final = ("model", "train", "weights", "rollout.temperature", "seed")  # what ranks are started with
 BREATH_TURNS: Final = 256  # so many are read before the event loop has its turn: heartbeats must go out
 MODEL: Final = "model"  # to begin with the run's first weights
 _PREFIX: Final = "step-"
@@ -73,13 +74,11 @@ def plan(log: Path, overrides: tuple[str, ...], begin: str | None, count: int | 
     """Find out where to begin and what to send, with everything found right that can be known before a process is
     started. begin: `model`, `step-N`, or None for the earliest point from which all batches are on the disk. count: of
     steps, None for all. Raises ConfigError, LogError."""
-    run = log.parent
-    if not (run / "config.yaml").is_file():
-        raise ConfigError(f"{run}: holds no config.yaml: the trainer's settings are needed; name the run folder")
-    config = load_config(run / "config.yaml", overrides)
+    config, _ = load_run_config(log, overrides, OPTIONS)
     history = read_history(log)
-    said = [*_of_the_model(config, history), *_of_other_settings(run, config, overrides)]
-    version, checkpoint = _beginning(history, run / "checkpoints", begin, count)
+    require_model(Path(config.model.path), history.about)
+    said = list(_other_settings(log, config, overrides))
+    version, checkpoint = _beginning(history, log.parent / "checkpoints", begin, count)
     steps = _until(history, version, count)
     if begin is None and version:
         lost = next(step for step in history.steps if step.missing)
@@ -139,42 +138,24 @@ def _until(history: History, version: Version, count: int | None) -> list[Step]:
     return history.steps[version : None if count is None else version + count]
 
 
-def _of_the_model(config: Config, history: History) -> list[str]:
-    """Errors: ConfigError: it isn't there, or isn't the run's."""
-    path = Path(config.model.path)
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"model.path: {path} holds no config.json; if the model was moved: model.path=FOLDER")
-    recorded = history.about.get("model.path")
-    if recorded is None:
-        return ["the log doesn't say which model the run began with: it is taken to be the one in model.path"]
-    if digest_of_model(path) != recorded:
-        raise ConfigError(
-            f"model.path: {path} holds other files than the run was started with, so no answer could be the same; name "
-            f"the folder of the run's own model: model.path=FOLDER"
-        )
-    return []
-
-
-def _of_other_settings(run: Path, config: Config, overrides: tuple[str, ...]) -> list[str]:
-    """Settings that an earlier controller of the run trained with, before a resume changed them."""
-    said = []
+def _other_settings(log: Path, config: Config, overrides: tuple[str, ...]) -> Iterator[str]:
+    """What an earlier controller of the run trained with, before a resume changed it."""
     now = _settings(config)
-    for path in sorted(run.glob("config-*.yaml")):
-        before = _settings(load_config(path, overrides))
+    for path, earlier in earlier_configs(log, overrides):
+        before = _settings(earlier)
         other = ", ".join(f"{name} {before[name]!r}, now {now[name]!r}" for name in now if before[name] != now[name])
         if other:
-            said.append(
-                f"{path.name}: before a resume the trainer had other settings ({other}); the steps from then differ. "
-                f"They are the same with these settings as overrides, or begin after that resume: --from step-N"
+            yield (
+                f"{path.name}: before a resume the trainer had other settings ({other}), so the steps of then differ "
+                f"here: give those settings as overrides, or begin behind that resume (--from {_PREFIX}N)"
             )
-    return said
 
 
 def _settings(config: Config) -> dict[str, object]:
     """What the ranks' arithmetic depends on. The number of updates counts only where the learning rate falls."""
     spec = msgspec.structs.asdict(trainer_spec(config, ""))
     if spec["lr_schedule"] == "constant":
-        del spec["updates"]
+        spec["updates"] = None
     for name in ("transport", "publish_folder", "model_path", "reference_path"):
         del spec[name]
     return spec

@@ -112,4 +112,4 @@ def test_what_makes_no_sense(run: Path, options: list[str], wrong: str, capsys: 
 def test_a_log_without_its_configuration(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "config.yaml").unlink()
     assert again(run) == 2
-    assert "holds no config.yaml" in capsys.readouterr().err
+    assert "config.yaml: missing" in capsys.readouterr().err

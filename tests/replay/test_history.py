@@ -163,8 +163,9 @@ def test_arrays_are_those_of_the_attempt_that_was_trained_and_gone_once_released
 @pytest.mark.parametrize(
     ("options", "begin", "wrong"),
     [
-        (("model.path=/nowhere",), None, "model.path: /nowhere holds no config.json; if the model was moved"),
+        (("model.path=/nowhere",), None, "model.path: /nowhere: holds no config.json; name the run's first model"),
         (("train.lrr=1",), None, "no such key; did you mean train.lr"),
+        (("data.epochs=2",), None, "data.epochs: changes nothing of what is asked here"),
         ((), "40", "--from 40: should be model or step-N"),
         ((), "step-x", "--from step-x: should be model or step-N"),
     ],
@@ -198,5 +199,5 @@ def test_another_model_is_refused_and_other_settings_of_before_a_resume_are_told
     shutil.copytree(tmp_path / "small" / "model", other)
     assert plan(run / "log", (f"model.path={other}",), None, None).config.model.path == str(other)  # it was moved
     (other / "model.safetensors").write_text("other weights")
-    with pytest.raises(ConfigError, match="holds other files than the run was started with"):
+    with pytest.raises(ConfigError, match="not the model that the run began with"):
         plan(run / "log", (f"model.path={other}",), None, None)
