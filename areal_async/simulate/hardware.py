@@ -115,10 +115,11 @@ def swap_model(load_s: float, interruptible: bool) -> SwapModel:
 
 def trainer_model(
     gpu: Gpu, shape: Shape, *, ranks: int, gpus_per_rank: int, mfu: float, minibatches: int, checkpointing: bool,
-    link: float | None, step_s: float, microbatch_s: float, publish_s: float, checkpoint_s: float,
+    zero: int, link: float | None, step_s: float, microbatch_s: float, publish_s: float, checkpoint_s: float,
 ) -> TrainerModel:  # fmt: skip
     """ranks: data parallel, of gpus_per_rank GPUs each; optimiser states are sharded over all of them (ZeRO). link:
-    bytes/s of a GPU in one direction; None: gradients travel in no time. checkpointing: another forward pass."""
+    bytes/s of a GPU in one direction; None: gradients travel in no time. checkpointing: another forward pass. zero: the
+    stage; from 2 on each micro-batch's gradients are summed over the ranks (DeepSpeed's `partition_gradients`)."""
     flops = gpu.flops * gpus_per_rank * mfu
     passes = 4.0 if checkpointing else 3.0  # forward 1, backward 2 [KM]
     causal = 0.5  # of a sequence's length² pairs half are looked at
@@ -136,6 +137,7 @@ def trainer_model(
         publish_s=publish_s,
         prox_share=1 / passes if minibatches > 1 else 0.0,  # a forward pass more
         checkpoint_s=checkpoint_s,
+        ranks_wait="microbatch" if zero >= 2 else "minibatch",
     )
 
 

@@ -55,8 +55,11 @@ class SwapModel:
 class TrainerModel:
     """All trainer ranks. A step takes
 
-        step_s + for each minibatch: minibatch_s + for each micro-batch: the longest of its ranks,
+        step_s + for each minibatch: minibatch_s + the longest of its ranks: for each of its micro-batches
         microbatch_s + token_s · tokens + pair_s · Σ length²
+
+    ranks_wait: for each other in every `microbatch` (ZeRO 2 and 3 sum gradients, or gather weights, in each: then the
+    longest rank counts in each), or at the end of a `minibatch` alone (gradients are summed once).
 
     tokens: of prompts and responses; pair_s: of attention, for each pair of a sequence's tokens. prox_share: how much
     longer each micro-batch takes where the proximal policy's log-probabilities need a pass of their own (more than one
@@ -74,6 +77,7 @@ class TrainerModel:
     publish_s: float
     prox_share: float = 0.0
     checkpoint_s: float = 0.0
+    ranks_wait: Literal["microbatch", "minibatch"] = "microbatch"
     microbatches: Literal["dynamic", "fixed"] = "dynamic"
     fixed_microbatches: int = 0
 

@@ -128,6 +128,12 @@ class TrainPlan(Section, frozen=True, kw_only=True):
             "baseline of their group, their tokens aren't trained."
         ),
     ] = "train"
+    zero_stage: Annotated[
+        Literal[0, 1, 2, 3],
+        Meta(
+            description="DeepSpeed ZeRO, sharded over the ranks: 1 optimiser states, 2 gradients too, 3 parameters too."
+        ),
+    ] = 0
     gradient_checkpointing: Annotated[
         bool, Meta(description="Compute activations again in the backward pass: less memory, about a third more work.")
     ] = False

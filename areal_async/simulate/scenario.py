@@ -38,7 +38,8 @@ _HARDWARE: Final = (
     "model.name", "model.parameters", "model.layers", "model.hidden", "model.heads", "model.kv_heads", "model.head_dim",
     "model.vocabulary", "model.tied", "model.weight_bytes", "model.kv_bytes", "gpu.name", "gpu.tflops",
     "gpu.bandwidth_gb_s", "gpu.memory_gb", "servers.memory_share", "servers.bandwidth_share", "servers.decode_mfu",
-    "servers.prefill_mfu", "train.gradient_checkpointing", "trainer.mfu", "trainer.link_gb_s", "swap.gb_s",
+    "servers.prefill_mfu", "train.gradient_checkpointing", "train.zero_stage", "trainer.mfu",
+    "trainer.link_gb_s", "swap.gb_s",
 )  # fmt: skip
 _GIGA: Final = 1e9
 _TERA: Final = 1e12
@@ -287,6 +288,7 @@ def _from_sheets(plan: Plan, rules: Rules, sizes: _Sizes) -> Scenario:
     model = hardware.trainer_model(
         gpu, shape, ranks=sizes.ranks, gpus_per_rank=trainer.gpus_per_rank, mfu=trainer.mfu,
         minibatches=rules.minibatches, checkpointing=plan.train.gradient_checkpointing,
+        zero=plan.train.zero_stage,
         link=None if trainer.link_gb_s is None else trainer.link_gb_s * _GIGA, step_s=trainer.step_s,
         microbatch_s=trainer.microbatch_s, publish_s=publish_s, checkpoint_s=trainer.checkpoint_s,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """How long the trainer takes for a step, from the very batch that the core has formed.
 
-What always holds: pure; a micro-batch takes as long as the rank that has most to do in it, since the ranks wait for
-each other (gradients are summed over all of them); one without a sequence takes `microbatch_s` alone.
+What always holds: pure; a micro-batch, or a whole minibatch (`ranks_wait`), takes as long as the rank that has most to
+do in it, since gradients are summed over all of them; a micro-batch without a sequence takes `microbatch_s` alone.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,11 @@ def train_s(model: TrainerModel, minibatches: Sequence[Minibatch], lengths: Sequ
         if model.microbatches == "fixed":
             ranks = tuple(_fixed(rank, model.fixed_microbatches) for rank in ranks)
         seconds += model.minibatch_s
-        for at_once in zip_longest(*ranks, fillvalue=()):
-            longest = max(sum(map(costs.__getitem__, micro)) for micro in at_once)
-            seconds += passes * (model.microbatch_s + longest)
+        took = [[model.microbatch_s + sum(map(costs.__getitem__, micro)) for micro in rank] for rank in ranks]
+        if model.ranks_wait == "microbatch":
+            seconds += passes * sum(max(at_once) for at_once in zip_longest(*took, fillvalue=model.microbatch_s))
+        else:
+            seconds += passes * max(map(sum, took))
     return seconds
 
 

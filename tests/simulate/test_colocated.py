@@ -93,6 +93,17 @@ def test_progress_is_told():
     assert told[-1][1] == figures.seconds
 
 
+def test_ranks_wait_for_each_other_in_micro_batches_or_at_their_end():
+    """Two ranks; balanced, the one has 65 (60 + 5) and 15 tokens, the other 55 and 25: 65 + 25, or 80."""
+    rules = msgspec.structs.replace(RULES, steps=1, ranks=2, max_tokens_per_microbatch=70)
+    each, end = (
+        colocated.simulate(rules, replace(CLUSTER, trainer=replace(CLUSTER.trainer, ranks_wait=wait)), 0).train_s[0]
+        for wait in ("microbatch", "minibatch")
+    )
+    assert each == pytest.approx(2 + 3 + 2 * 0.5 + 0.65 + 0.25)
+    assert end == pytest.approx(2 + 3 + 2 * 0.5 + 0.80)
+
+
 @settings(max_examples=8, deadline=None)
 @given(
     servers=st.integers(1, 4), groups=st.integers(1, 6), minibatches=st.sampled_from([1, 2]),

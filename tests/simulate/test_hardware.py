@@ -76,7 +76,7 @@ def test_prefill_has_attention():
 
 def train(**changes):
     values = {
-        "ranks": 8, "gpus_per_rank": 1, "mfu": 0.5, "minibatches": 1, "checkpointing": False, "link": None,
+        "ranks": 8, "gpus_per_rank": 1, "mfu": 0.5, "minibatches": 1, "checkpointing": False, "zero": 0, "link": None,
         "step_s": 0.0, "microbatch_s": 0.0, "publish_s": 0.0, "checkpoint_s": 0.0,
     } | changes  # fmt: skip
     return hardware.trainer_model(H800, SMALL, **values)
@@ -97,6 +97,15 @@ def test_a_trainer_with_more_passes():
     assert again.prox_share == pytest.approx(1 / 4)
     assert again.token_s == pytest.approx(model.token_s * 4 / 3)
     assert again.token_s * again.prox_share == pytest.approx(model.token_s * model.prox_share)  # one forward pass
+
+
+def test_ranks_wait_where_gradients_are_summed():
+    assert [train(zero=stage).ranks_wait for stage in range(4)] == [
+        "minibatch",
+        "minibatch",
+        "microbatch",
+        "microbatch",
+    ]
 
 
 def test_gradients_travel_in_a_ring():

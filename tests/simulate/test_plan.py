@@ -76,7 +76,7 @@ def test_options_of_a_run_are_the_same_in_a_plan():
     """Name, limits and meaning; defaults but where a plan has a better one to offer (none: from the cluster)."""
     of_run, of_plan = (dict(options(struct_type(kind))) for kind in (Config, Plan))
     shared = [key for key in of_plan if key.partition(".")[0] in ("rollout", "train", "weights", "checkpoint")]
-    assert len(shared) == 16
+    assert len(shared) == 17
     for key in shared:
         if key in ("train.truncated", "rollout.max_concurrent", "weights.wave"):  # say more than the run's
             assert key in of_run
