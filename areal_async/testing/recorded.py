@@ -39,9 +39,8 @@ from areal_async.messages import (
     Verdict,
     group_of,
 )
+from areal_async.testing.given import Given, NotGiven, Step
 from areal_async.testing.recipes import scripted
-from areal_async.testing.trainer import Step
-from areal_async.testing.vllm_server import Given, NotGiven
 
 Tokens = npt.NDArray[np.int32]
 _REQUEST: Final = re.compile(r"(\d+\.\d+)-")  # request ids are sample-attempt-turn, and more

@@ -20,8 +20,8 @@ import numpy as np
 from areal_async.errors import ArealError
 from areal_async.messages import PROTOCOL, Goodbye, Hello, RewardSpec, ScoreResult, ScoreTask, WorkerError
 from areal_async.rollout.text import Text
+from areal_async.testing.given import NotGiven
 from areal_async.testing.recorded import RecordedRun, Tokens
-from areal_async.testing.vllm_server import NotGiven
 from areal_async.wire.dealer import Dealer, Request
 
 POLL_S: Final = 0.5

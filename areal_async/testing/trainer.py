@@ -22,7 +22,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -54,7 +54,8 @@ from areal_async.messages import (
     WeightsSent,
     WorkerError,
 )
-from areal_async.testing.vllm_server import NotGiven, drawn_logprob, drawn_token
+from areal_async.testing.given import NotGiven, Steps
+from areal_async.testing.vllm_server import drawn_logprob, drawn_token
 from areal_async.wire import frames
 from areal_async.wire.dealer import Dealer, Request
 
@@ -120,26 +121,6 @@ class _Checkpointed(msgspec.Struct, frozen=True):
     books: int
 
 
-class Step(NamedTuple):
-    """metrics, skipped: as of `StepDone`. seconds: from its command to its end."""
-
-    metrics: dict[str, float]
-    skipped: str
-    seconds: float
-
-
-class Recording(Protocol):
-    """What a recorded run's trainer did (`testing.recorded.RecordedRun`)."""
-
-    def step(self, step: int) -> Step:
-        """Raises NotGiven where it has not trained this one."""
-        ...
-
-    def publish_s(self, version: int) -> float: ...
-
-    def checkpoint_s(self, version: int) -> float: ...
-
-
 class ScriptedRank:
     """One rank. step_s: how long a step takes. books: file that its steps are written to. recording: whose metrics and
     durations its steps have. vocab_size: of the servers, whose probes it answers.
@@ -155,7 +136,7 @@ class ScriptedRank:
         step_s: float,
         books: Path | None,
         orders: Sequence[TrainerOrder] = (),
-        recording: Recording | None = None,
+        recording: Steps | None = None,
         vocab_size: int = VOCAB_SIZE,
     ) -> None:
         self.rank = rank

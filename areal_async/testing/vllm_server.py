@@ -20,12 +20,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol, Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
 import msgspec
 from aiohttp import web
 
-from areal_async.errors import ArealError
+from areal_async.testing.given import Answers, Given, NotGiven
 
 FOREVER_S: Final = 3600.0  # a stalled request ends when its connection does
 ENGINE_ID_PREFIX: Final = "generate-tokens-"
@@ -90,25 +90,6 @@ class Entry(msgspec.Struct, frozen=True):
     max_tokens: int
     seed: int | None
     aborted: bool = False
-
-
-class Given(msgspec.Struct, frozen=True):
-    """An answer that stands before it is asked for. seconds: that it takes, spread over its tokens."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    finish: str
-    seconds: float
-
-
-class NotGiven(ArealError):
-    """Whoever was to give an answer, a verdict or a step has none."""
-
-
-class Answers(Protocol):
-    def answer(self, request_id: str, asked: list[int]) -> Given | None:
-        """What comes after the tokens `asked`; None: it is drawn. Raises NotGiven: the request is refused (404)."""
-        ...
 
 
 def drawn_token(seed: int, version: int, position: int, vocab_size: int) -> int:
