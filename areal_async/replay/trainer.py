@@ -13,6 +13,7 @@ private folder, and as many as the next step names begin with it.
 import asyncio
 import itertools
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -237,7 +238,7 @@ class _Again:
             Router(
                 f"ipc://{self._folder / 'wire.sock'}",
                 self._secret,
-                lambda hello: self._joined(hello),
+                self._joined,
                 lambda name, why: self._trainer.on_lost(name, why),
                 self._plan.config.train.listen,
             )
@@ -297,11 +298,12 @@ class _Again:
                     return event
 
     async def _change_ranks(self, ranks: int) -> None:
-        folder = self._checkpoint = self._folder / "checkpoint"
+        folder = self._checkpoint = self._folder / f"checkpoint-{self._version}"
         folder.mkdir()
-        await self._trainer.checkpoint(folder, f"checkpoint {self._version}")
+        await self._trainer.checkpoint(folder, folder.name)
         await self._trainer.leave()
         await self._start(ranks)
+        await asyncio.to_thread(shutil.rmtree, folder)  # as large as three models; nobody goes back to it
 
     async def _start(self, ranks: int) -> None:
         self._watch.starting(self._version, ranks)

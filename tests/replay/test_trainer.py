@@ -32,6 +32,8 @@ from ..waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
+STEPS = 10
+
 Orders = Sequence[Sequence[TrainerOrder]]
 
 
@@ -54,7 +56,7 @@ async def live(
     folder: Path, config: Path, orders: Orders = (), *options: str, stop: int = -1, segment_bytes: int = 1 << 28
 ) -> None:
     """A life of the run in `folder`; a later one goes on with it. stop: after this step."""
-    recipes = scripted(books=folder / "books.jsonl", trainer_orders=orders)
+    recipes = scripted(books=folder / "books.jsonl", trainer_orders=orders, step_s=0.05)  # a stop comes in time
     loaded, resume = load_config(config, options), (folder / "run").exists()
     loaded = replace(loaded, log=replace(loaded.log, segment_bytes=segment_bytes))
     async with Controller(loaded, run_dir=folder / "run", resume=resume, recipes=recipes) as run:
@@ -65,12 +67,13 @@ async def live(
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight steps on two ranks, a checkpoint every second step: the trainer dies in step 3 and goes back to version 2;
-    during step 5 or so the run is stopped, and resumed with one rank."""
+    """Ten steps on two ranks, a checkpoint every second step: the trainer dies in step 3 and goes back to version 2;
+    after step 4 or so the run is stopped, resumed with one rank, stopped, and resumed with two again."""
     folder = tmp_path_factory.mktemp("recorded")
-    config = write_small_run(folder / "small", "train.steps=8", "train.ranks=2", "train.minibatches=2")
+    config = write_small_run(folder / "small", f"train.steps={STEPS}", "train.ranks=2", "train.minibatches=2")
     asyncio.run(live(folder, config, [[TrainerOrder("train", Die(after=True), 3)]], stop=4))
-    asyncio.run(live(folder, config, (), "train.ranks=1"))
+    asyncio.run(live(folder, config, (), "train.ranks=1", stop=6))
+    asyncio.run(live(folder, config))
     return folder
 
 
@@ -96,7 +99,8 @@ async def again(planned: Plan, watch: Nobody, books: Path | None = None, orders:
 async def test_ranks_get_the_very_frames_that_the_live_ones_got(recorded: Path, tmp_path: Path) -> None:
     """Over a rollback and a resume with another number of ranks; what was done in vain is left out."""
     history = read_history(recorded / "run" / "log")
-    assert (len(history.steps), history.resumes, {step.ranks for step in history.steps}) == (8, 1, {2, 1})
+    ranks = [step.ranks for step in history.steps]
+    assert (len(ranks), history.resumes, ranks[0], set(ranks), ranks[-1]) == (STEPS, 2, 2, {2, 1}, 2)
     assert history.discarded == 1
     wanted = {key: digest for key, digest in frames(lines(recorded / "books.jsonl")).items()
               if key[:2] in {(step.step, step.branch) for step in history.steps}}  # fmt: skip
@@ -104,12 +108,12 @@ async def test_ranks_get_the_very_frames_that_the_live_ones_got(recorded: Path, 
     steps = await again(planned, watch, tmp_path / "books")
     assert frames(lines(tmp_path / "books")) == wanted
     assert len(lines(tmp_path / "books")) == len(wanted)  # each once
-    assert watch.steps == [compared.step for compared in steps] == list(range(8))
-    change = next(step.step for step in history.steps if step.ranks == 1)
-    assert watch.started == [(0, 2), (change, 1)]
+    assert watch.steps == [compared.step for compared in steps] == list(range(STEPS))
+    first, second = (step for step in range(1, STEPS) if ranks[step] != ranks[step - 1])
+    assert watch.started == [(0, 2), (first, 1), (second, 2)]
     # the version before is freed; new ranks have published nothing when their first step is done
-    assert watch.published == [int(step != change) for step in range(8)]
-    assert any("another train.ranks (2, then 1)" in said for said in planned.said)
+    assert watch.published == [int(step not in (first, second)) for step in range(STEPS)]
+    assert any("another train.ranks (2, then 1, then 2)" in said for said in planned.said)
     for compared in steps:
         assert list(over(compared, {})) == []
         assert set(compared.differences().values()) == {0.0}  # the state of the scripted weights among them
