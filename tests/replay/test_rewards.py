@@ -22,7 +22,7 @@ from areal_async.config_file import load_config
 from areal_async.controller.scoring import Scored as Result
 from areal_async.errors import ConfigError, LogError
 from areal_async.log.format import payload_path
-from areal_async.messages import Release, RolledBack, ScoreResult, StepDone, Verdict
+from areal_async.messages import Release, RolledBack, Scored, ScoreResult, StepDone, Verdict
 from areal_async.replay.finished import read_finished, read_sample
 from areal_async.replay.rewards import Regraded, _Again
 from areal_async.replay.run_files import load_run_config, load_run_data
@@ -79,6 +79,7 @@ def test_what_the_log_says_of_each_answer(config: Path, tmp_path: Path) -> None:
             Said("3.1", RIGHT, None),
             Said("4.0", RIGHT, None, reward=0.25),
             Said("3.1", RIGHT, ("infrastructure", None), attempt=1),
+            Scored(at=0.5, sample="3.1", attempt=0, verdict="right", reward=1.0),
             StepDone(at=1.0, step=0, branch=0, metrics={}),
             StepDone(at=1.0, step=1, branch=0, metrics={}),
             Said("5.0", (*RIGHT, *RIGHT), versions=(1, 2)),
