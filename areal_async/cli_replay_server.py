@@ -115,7 +115,8 @@ def show(result: "Compared", console: "Console", path: Path) -> None:
     def say(text: str) -> None:
         console.print(escape(text))
 
-    _tokens("the largest differences", result.worst, console, say)
+    if result.max_difference > 0.0:
+        _tokens("the largest differences", result.worst, console, say)
     if result.over:
         _tokens(
             f"over the tolerance: {result.over:,} tokens of {result.samples_over:,} samples; the first one of each "

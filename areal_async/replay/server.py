@@ -21,6 +21,7 @@ import numpy.typing as npt
 from areal_async.config import Config
 from areal_async.controller.controller import first_cause
 from areal_async.controller.servers import start_server
+from areal_async.errors import ServerError
 from areal_async.launch.recipes import Recipes
 from areal_async.messages import SampleId, Version
 from areal_async.replay.finished import Answer, Finished, read_sample
@@ -122,7 +123,7 @@ async def ask_server(
         async with AsyncExitStack() as stack:
             cores = config.server.cores
             identity = msgspec.structs.replace(server_identity(config, text), backend="areal_file")
-            client, _ = await start_server(
+            client, child = await start_server(
                 stack,
                 config,
                 recipes or Recipes(),
@@ -139,7 +140,12 @@ async def ask_server(
                 return await logprobs_of(client, token_ids, wanted, temperature, DEADLINE_S)
 
             places = min(PLACES, config.server.max_num_seqs)
-            await compare(log, answers, ask, text, result, places=places, progress=progress)
+            try:
+                await compare(log, answers, ask, text, result, places=places, progress=progress)
+            except ServerError as error:
+                if child.is_running:
+                    raise
+                raise ServerError(f"{error}. {child.why()}") from error
     result.seconds = round(time.monotonic() - begun, 1)
 
 
