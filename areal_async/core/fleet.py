@@ -149,9 +149,15 @@ class Fleet:
                 f"{server.label} tells of version {event.version} (branch {event.branch}), which it was not told to"
                 f" load. Its story:\n{server.story()}"
             )
+        was_open = server.branch == self._branch
         server.serve(event.branch, event.version, event.at)
         self._loading -= 1
-        self._refresh()
+        if not was_open or self.newest_open is None:
+            self._refresh()
+            return
+        self.newest_open = max(self.newest_open, event.version)
+        if event.version == self.newest:
+            self._behind.remove(server)
 
     def swap_failed(self, event: Failed) -> None:
         """The server goes on with what it had, and is swapped again a little later; too often in a row is a loss."""

@@ -115,7 +115,8 @@ class _Engine:
         self._running: dict[SampleId, Answering] = {}
         self._finished: dict[SampleId, Answering] = {}
         self._looking: list[Answering] = []  # for a server that holds their floor
-        self._checks: deque[float] = deque(maxlen=cluster.rewards.workers)  # ends of the latest, the earliest first
+        self._workers_free: deque[float] = deque(maxlen=cluster.rewards.workers)  # when each is, the earliest first
+        self._checks: deque[Scored] = deque()  # all checks take as long, so they end in the order in which they began
         self._stale = False  # what is stopped or forgotten now is, for its age
         self._tally = Tally(rules, cluster)
         self._carry_out: dict[type[AnyCommand], Callable[..., None]] = {
@@ -141,17 +142,21 @@ class _Engine:
         self._tell(start_s, Joined(at=start_s, peer="rewards", id="rewards.0"))
         for server in self._servers:
             self._at(start_s, partial(self._join, server))
-        inbox, heap = self._inbox, self._heap
+        inbox, heap, checks = self._inbox, self._heap, self._checks
         while not self._end:
             if inbox:
                 self._handle(inbox.popleft())
                 continue
             if self._changed:
                 self._look_again()
-            if not heap:
+            if checks and (not heap or checks[0].at <= heap[0][0]):
+                self._now = checks[0].at
+                self._handle(checks.popleft())
+            elif heap:
+                self._now, self._turn, act = heappop(heap)
+                act()
+            else:
                 raise RunFailed(f"nothing can happen any more at {self._now:g} s: {self._core.waiting(self._now)}")
-            self._now, self._turn, act = heappop(heap)
-            act()
         left = sum(answer.length for answer in self._finished.values())
         return self._tally.figures(self._now, self._end, self._servers, left, self._core.balance())
 
@@ -240,16 +245,14 @@ class _Engine:
         self._note(server)
 
     def _score(self, command: Score) -> None:
-        rewards, checks = self._cluster.rewards, self._checks
-        begins = self._now
-        if len(checks) == rewards.workers and checks[0] > begins:
-            begins = checks[0]
+        rewards, free = self._cluster.rewards, self._workers_free
+        begins = max(self._now, free[0]) if len(free) == rewards.workers else self._now
         ends = begins + rewards.check_s
-        checks.append(ends)  # the earliest, whose worker this check gets, falls out
+        free.append(ends)  # the worker that gets this check falls out
         reward = self._finished[command.sample].reward
         verdict: Verdict = "infrastructure" if reward is None else "right" if reward > 0 else "wrong"
-        self._tell(
-            ends, Scored(at=ends, sample=command.sample, attempt=command.attempt, verdict=verdict, reward=reward)
+        self._checks.append(
+            Scored(at=ends, sample=command.sample, attempt=command.attempt, verdict=verdict, reward=reward)
         )
 
     def _cancel(self, command: Cancel) -> None:

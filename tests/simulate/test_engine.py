@@ -1,8 +1,12 @@
 """Simulated runs: times that can be computed by hand, and what holds for every run."""
 
 import gc
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,6 +20,7 @@ from areal_async.simulate.trainers import train_s
 
 from .models import FREE, STEADY, Told, cluster, rules, scattered
 
+ROOT = Path(__file__).resolve().parents[2]
 ONE = {"batch_groups": 1, "group_size": 1}
 TRAINER = TrainerModel(step_s=4.0, minibatch_s=1.0, microbatch_s=0.25, token_s=0.01, pair_s=0.0, publish_s=2.0)
 
@@ -117,6 +122,9 @@ def test_a_micro_batch_takes_as_long_as_its_heaviest_rank() -> None:
     longer = replace(model, prox_share=0.5)
     assert train_s(longer, minibatches, lengths) == pytest.approx(2.0 + 1.5 * (expected - 2.0))
     assert train_s(longer, minibatches[:1], lengths) == pytest.approx(1.5 + 2 * 0.25 + first[0] + first[1])
+    alone = max(0.6 + 1.4, 0.25 + 0.625), max(0.07 + 0.049, 0.08 + 0.064)
+    once = replace(model, ranks_wait="minibatch")
+    assert train_s(once, minibatches, lengths) == pytest.approx(1.0 + 2 * 0.5 + 3 * 0.25 + sum(alone))
     fixed = replace(model, microbatches="fixed", fixed_microbatches=3)
     ranks = 0.1 + 0.1, 0.25 + 0.625
     assert train_s(fixed, minibatches[:1], lengths) == pytest.approx(
@@ -200,6 +208,22 @@ def test_a_run_that_fails_says_when_and_why() -> None:
         simulate(rules(max_restarts=1), cluster(failures=always))
     with pytest.raises(ValueError, match="no room for a group"):
         simulate(rules(max_concurrent=1), cluster())
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_figures_whatever_hashes_are() -> None:
+    told = [
+        subprocess.run(
+            [sys.executable, "-m", "tests.simulate.one_run"],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1234")
+    ]
+    assert told[0] == told[1]
+    assert msgspec.json.decode(told[0], type=Figures).continued > 0
 
 
 def test_figures_travel_as_json_and_the_garbage_collector_is_as_it_was() -> None:
