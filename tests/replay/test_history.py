@@ -160,6 +160,24 @@ def test_arrays_are_those_of_the_attempt_that_was_trained_and_gone_once_released
         batches.part(train, 0)
 
 
+def test_arrays_come_in_the_order_in_which_micro_batches_name_them(run: Path) -> None:
+    log = record(run)
+    with closing(log.log):
+        for step in range(4):
+            log.sample(step)
+        samples = tuple(TrainSample(f"{step}.0", 0, 1.0) for step in range(4))
+        parts = (Minibatch(2.0, (((3, 0), ()), ((1,), ()))), Minibatch(2.0, (((),), ((2,),))))
+        log.log.append(Train(step=0, branch=0, groups=(0,), samples=samples, minibatches=parts))
+        log.log.flush()
+    batches, recorded = Batches(run / "log"), read_turns(run / "log")
+    assert recorded is not None
+    for turn in recorded.turns:
+        batches.seen(turn)
+    (train,) = turn.commands
+    assert isinstance(train, Train)
+    assert [batches.part(train, rank)[1].tolist() for rank in (0, 1)] == [[3, 4, 5, 0, 1, 2], [1, 2, 3, 2, 3, 4]]
+
+
 @pytest.mark.parametrize(
     ("options", "begin", "wrong"),
     [
