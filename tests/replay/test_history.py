@@ -14,10 +14,7 @@ from areal_async.controller.checkpoints import MARKER, folder_of
 from areal_async.errors import ConfigError, LogError
 from areal_async.log.format import payload_path
 from areal_async.log.turns import read_turns
-from areal_async.messages import (
-    CheckpointDone,
-    Train,
-)
+from areal_async.messages import CheckpointDone, Minibatch, Train, TrainSample
 from areal_async.replay.history import Batches, read_history
 from areal_async.replay.trainer import plan
 from areal_async.testing.small_run import write_small_run
