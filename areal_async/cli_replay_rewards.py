@@ -47,7 +47,7 @@ def replay(log: Path, arguments: argparse.Namespace) -> int:
     config, spec = _reward(config, sources, arguments.overrides)
     finished = read_finished(log)
     data = load_run_data(config, finished.about)
-    for line in _said_before(log, config, spec):
+    for line in _said_before(log, config):
         print(line, file=sys.stderr)
 
     async def grade() -> "Regraded":
@@ -90,14 +90,15 @@ def _reward(config: "Config", sources: "Sources", overrides: Sequence[str]) -> "
     return config, spec
 
 
-def _said_before(log: Path, config: "Config", spec: RewardSpec) -> Iterator[str]:
+def _said_before(log: Path, config: "Config") -> Iterator[str]:
     from areal_async.config_rewards import protection
-    from areal_async.replay.run_files import earlier_configs
+    from areal_async.replay.run_files import earlier_configs, load_run_config
 
     yield from protection(config.reward)
+    last, _ = load_run_config(log, (), ())
     for path, earlier in earlier_configs(log):
-        if _graded_by(earlier) != _graded_by(config):
-            yield f"{path.name}: the run had another reward before a resume; all answers are graded by the present one"
+        if _graded_by(earlier) != _graded_by(last):
+            yield f"{path.name}: the run had another reward before a resume; all answers are graded by one reward here"
 
 
 def _graded_by(config: "Config") -> list[object]:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from areal_async import process_tree
 from areal_async.cli import main
+from areal_async.cli_replay_rewards import _reward, _said_before
 from areal_async.config_file import load_config
 from areal_async.controller.scoring import Scored as Result
 from areal_async.errors import ConfigError, LogError
@@ -217,6 +218,21 @@ def test_a_wrong_command_line(
     log = write_log(config, tmp_path / "run", [Said("1.0", RIGHT)])
     assert main(["replay", str(log.parent), *words]) == 2
     assert what in capsys.readouterr().err
+
+
+def test_options_of_the_run_that_another_reward_does_not_read_are_left_out(config: Path, tmp_path: Path) -> None:
+    """And a reward that the run had before a resume is told."""
+    log = write_log(config, tmp_path / "run", [Said("1.0", RIGHT)])
+    mine = log.parent / "config.yaml"
+    mine.write_text(config.read_text().replace("reward: {", "reward: {function: exact, exact_after: '>', "))
+    (log.parent / "config-1.yaml").write_text(config.read_text().replace("reward: {", "reward: {function: math, "))
+    (log.parent / "config-2.yaml").write_text(mine.read_text().replace("workers: 1", "workers: 2"))
+    for overrides, after in (([], ">"), (["reward.function=math"], None)):
+        settings, sources = load_run_config(log, overrides, ("reward",))
+        settings, spec = _reward(settings, sources, overrides)
+        assert (settings.reward.exact_after, spec.exact_after) == (after, after)
+        said = [line.partition(":")[0] for line in _said_before(log, settings)]
+        assert said == ["config-1.yaml"]
 
 
 # ------------------------------------------------------------------------------------------------------ real workers
