@@ -401,7 +401,7 @@ def _shape(plan: Plan) -> Shape:
 
     hidden, heads = chosen("hidden"), chosen("heads")
     by_name = known is not None
-    return Shape(
+    shape = Shape(
         parameters=chosen("parameters"),
         layers=chosen("layers"),
         hidden=hidden,
@@ -413,6 +413,10 @@ def _shape(plan: Plan) -> Shape:
         weight_bytes=model.weight_bytes,
         kv_bytes=model.kv_bytes,
     )
+    if shape.multiplied <= 0:
+        embedding = f"the input embedding alone (model.vocabulary × model.hidden = {shape.vocabulary * hidden:,})"
+        raise _Wrong("model.parameters", f"{shape.parameters:,} are not more than {embedding}")
+    return shape
 
 
 def _answers(plan: Plan, rules: Rules) -> Drawn:
