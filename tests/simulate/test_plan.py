@@ -146,7 +146,7 @@ def test_all_that_is_wrong_is_told_at_once_with_its_line(write):
         ("trainer.fixed_microbatches=3", "does nothing with trainer.microbatches dynamic"),
         ("train.max_tokens_per_microbatch=20000", "doesn't hold the longest sample, of 27904 tokens; try 27904"),
         ("model.name=r1-distill-qwen-32b", "servers.gpus: the KV cache of 1 GPU(s) holds 24689 tokens"),
-        ("model.parameters=233e6", "233,000,000 are not more than the input embedding alone (model.vocabulary × model."),
+        ("model.parameters=233e6", "233,000,000 are not more than the input embedding alone (model.vocab"),
         ("gpu.name=null", "gpu.tflops: missing; write it, or gpu.name: A100, H100, H200, H800"),
         ("model.name=null", "missing; write it, or model.name: r1-distill-qwen-1.5b"),
         ("answers.mean_tokens=null", "answers.mean_tokens: missing; write it, or one of answers.median_tokens"),
