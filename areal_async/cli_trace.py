@@ -160,7 +160,8 @@ def _samples(folder: Path, arguments: argparse.Namespace) -> None:
     from areal_async.trace import samples
     from areal_async.trace.things import thing
 
-    wanted = samples.Wanted(tuple(map(thing, arguments.id or ())), arguments.step, tuple(arguments.verdict or ()))
+    verdicts = tuple(map(samples.verdict_named, arguments.verdict or ()))
+    wanted = samples.Wanted(tuple(map(thing, arguments.id or ())), arguments.step, verdicts)
     decode, why = samples.find_decoder(folder)
     if decode is None:
         print(f"no texts, tokens only: {why}", file=sys.stderr)

@@ -92,7 +92,8 @@ def noted(note: Note) -> str:
     why = first_line(str(data.get("why", "")))
     match note.what:
         case "continued":
-            return f"goes on after {tokens} tokens, from server {source} to server {target}: {why}"
+            instead = "" if source == target else f" instead of {source}"
+            return f"goes on after {tokens} tokens, on server {target}{instead}: {why}"
         case "moved":
             return f"is asked of server {target} instead of {source}: {why}"
         case "repeated":

@@ -9,7 +9,7 @@ when their record is made; those that have left the disk are null, and `missing`
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, cast, get_args
 
 import msgspec
 import numpy as np
@@ -23,7 +23,7 @@ from areal_async.log.turns import Turn, read_turns
 from areal_async.messages import FinishReason, GroupId, SampleId, Verdict, Version
 from areal_async.trace.life import GroupLife, Outcome, SampleLife
 from areal_async.trace.lives import Lives
-from areal_async.trace.things import Thing
+from areal_async.trace.things import Thing, nearest, wrong
 from areal_async.wire.arrays import Array
 
 Decode: TypeAlias = Callable[[list[int]], str]
@@ -90,7 +90,7 @@ class Wanted(NamedTuple):
 
     things: tuple[Thing, ...] = ()
     step: int | None = None
-    verdicts: tuple[str, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
 
     def has(self, group: GroupLife, sample: SampleLife) -> bool:
         if self.step is not None and (group.step != self.step or group.outcome(sample) != "trained"):
@@ -98,6 +98,14 @@ class Wanted(NamedTuple):
         if self.verdicts and sample.verdict not in self.verdicts:
             return False
         return not self.things or any(_is_of(thing, group, sample) for thing in self.things)
+
+
+def verdict_named(text: str) -> Verdict:
+    """Errors: ConfigError: there is no such verdict."""
+    for verdict in get_args(Verdict):
+        if verdict == text:
+            return cast(Verdict, verdict)
+    raise wrong(f"--verdict {text}: there is no such verdict; they are {nearest(text, get_args(Verdict))}")
 
 
 def _is_of(thing: Thing, group: GroupLife, sample: SampleLife) -> bool:

@@ -97,6 +97,10 @@ def test_by_time_and_number(run_folder: Path, capsys: pytest.CaptureFixture[str]
         (["--story", "3", "--kind", "train"], "--kind is no filter of --story"),
         (["ls", "--verdict", "wrong"], "--verdict is no filter of ls"),
         (["--samples", "-", "--from", "3"], "--from is no filter of --samples"),
+        (
+            ["--samples", "-", "--verdict", "rigth"],
+            "--verdict rigth: there is no such verdict; they are bad_data, crash,",
+        ),
         (["--story", "99"], "there is no group 99; groups are 0 to 14, each with samples .0 to .1"),
         (["--story", "3.2"], "there is no sample 3.2; group 3 has the samples 3.0 to 3.1"),
         (["--story", "step 6"], "there is no step 6; steps 0 to 5 were formed"),

@@ -150,7 +150,7 @@ def test_notes_of_requests_are_told() -> None:
     notes = [Note(at=20.0, what=what, data=data) for what in ("continued", "moved", "repeated", "completed")]
     log = with_more(log, at, *notes)
     story = told(log, "3.1")
-    assert "goes on after 7 tokens, from server server0 to server server1: the stream broke …" in story
+    assert "goes on after 7 tokens, on server server1 instead of server0: the stream broke …" in story
     assert "is asked of server server1 instead of server0: the stream broke …" in story
     assert not any("goes on after" in text for text in told(log, "3.0"))
     assert any("3.1: goes on after 7 tokens" in text for text in told(log, "3"))
