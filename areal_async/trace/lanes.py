@@ -76,9 +76,10 @@ class TraceFile:
         return self._lanes[key]
 
     def span(self, lane: Lane, name: str, begin: int, end: int, args: Args, colour: str = "") -> Point:
-        """colour: a name of chrome://tracing's; Perfetto colours by the words of the name. Returns where it begins."""
+        """end: at least `LEAST_US` after `begin`. colour: a name of chrome://tracing's; Perfetto colours by the
+        words of the name. Returns where it begins."""
         event: dict[str, object] = {
-            "ph": "X", "pid": lane.pid, "tid": lane.tid, "ts": begin, "dur": max(end - begin, LEAST_US), "name": name,
+            "ph": "X", "pid": lane.pid, "tid": lane.tid, "ts": begin, "dur": end - begin, "name": name,
             "cat": "run", "args": args,
         }  # fmt: skip
         if colour:

@@ -197,6 +197,10 @@ class ServerLanes:
         self.swaps = 0
         self.packing = Packing()
 
+    @property
+    def is_lost(self) -> bool:
+        return self._lane.state in ("lost", "quarantined")
+
     def sample_lane(self, number: int) -> Lane:
         return self._file.lane(self.process, f"samples {number}")
 

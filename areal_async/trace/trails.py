@@ -225,7 +225,10 @@ class Trails:
     def _stay(self, sample: SampleId, server: str, at: int, args: dict[str, Value]) -> None:
         lanes = self._server(server)
         number = lanes.packing.take(at)
-        part = _Part(lanes.sample_lane(number), sample, at, lanes.packing, number, {**args, "server": server}, server)
+        args |= {"server": server}
+        if lanes.is_lost:
+            args["waits"] = "its server is lost: for another that holds its floor, or for this one's return"
+        part = _Part(lanes.sample_lane(number), sample, at, lanes.packing, number, args, server)
         trail = self._trails.setdefault(sample, _Trail())
         if before := trail.open:
             self._close(before, at, "given up")

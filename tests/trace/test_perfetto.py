@@ -3,9 +3,12 @@
 import gzip
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any, get_args
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -14,6 +17,7 @@ from areal_async.errors import ConfigError
 from areal_async.log.turns import Turn, read_turns
 from areal_async.messages import (
     GroupRead,
+    RolledBack,
     Rules,
     SampleDone,
     Scored,
@@ -23,6 +27,8 @@ from areal_async.messages import (
     Train,
     WhenOlder,
 )
+from areal_async.trace.lanes import Packing, TraceFile
+from areal_async.trace.peers import StateLane
 from areal_async.trace.perfetto import Figures, write
 
 from ..audit_lies import records, true_log
@@ -72,9 +78,18 @@ def check(log: Path, out: Path) -> tuple[Trace, Figures]:
     assert figures.samples == sum(start.attempt == 0 for start in starts)
     came = [sum(type(turn.event) is kind for turn in turns) for kind in KINDS]
     assert all(there <= told for there, told in zip(found, came, strict=True)), "what is told again is drawn once"
+    for (process, thread), spans in trace.spans.items():
+        lost = [span for span in trace.spans[process, "state"] if span["name"] == "lost"] if "samples" in thread else []
+        assert not [(stay, gone) for stay in spans for gone in lost if stay["ts"] < gone["ts"] and overlap(stay, gone)]
     trained = {entry.sample for command in commands if isinstance(command, Train) for entry in command.samples}
     assert {span["name"].split()[0] for span in ended if span["args"]["fate"] == "handed to training"} == trained
     return trace, figures
+
+
+def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """By more than the microsecond that the shortest thing lasts."""
+    begin, end = max(one["ts"], other["ts"]), min(one["ts"] + one["dur"], other["ts"] + other["dur"])
+    return end - begin > 1
 
 
 class Walk(AnyOrder):
@@ -129,6 +144,10 @@ def test_recorded_runs(name: str, tmp_path: Path) -> None:
     if "resumed" in name:
         assert any("resumed" in mark for mark in marks)
         assert any(name.endswith("cut off") for name in names)
+        number = next(n for n, turn in enumerate(turns) if isinstance(turn.event, RolledBack) and turn.event.resumed)
+        before, after = (round(turns[n].event.at * 1e6) for n in (number - 1, number))
+        spans = [span for spans in trace.spans.values() for span in spans if span["ts"] <= before]
+        assert all(span["ts"] + span["dur"] <= max(before, span["ts"]) + 1 <= after for span in spans)
     again = [points for points in trace.arrows.values() if points[0]["cat"] == "trained again"]
     assert again
     assert figures.arrows == len({p[0]["name"] for p in trace.arrows.values() if p[0]["cat"] == "samples"})
@@ -161,6 +180,56 @@ def test_one_sample_from_its_prompt_to_its_step(tmp_path: Path) -> None:
     assert told.items() <= spans[2]["args"].items()
     with pytest.raises(ConfigError, match=r"no sample 99\.0 was started"):
         drawn(log, tmp_path, sample="99.0")
+
+
+def test_what_comes_too_late_changes_nothing(tmp_path: Path) -> None:
+    """The first attempt of sample 0.0 has failed, its second is running: then the first one's answer comes."""
+    log = list(true_log())
+    answer = next(record for record in log if isinstance(record, SampleDone) and record.sample == "0.0")
+    second = next(n for n, r in enumerate(log) if isinstance(r, StartSample) and (r.sample, r.attempt) == ("0.0", 1))
+    late = msgspec.structs.replace(answer, at=20.0, attempt=0)
+    place = next(n for n, record in enumerate(log) if n > second and getattr(record, "at", 0) >= late.at)
+    told = [*log[:place], late, *log[place:]]
+    plain, _ = drawn(write_log(tmp_path / "plain", log) / "log", tmp_path)
+    trace, _ = drawn(write_log(tmp_path / "late", told) / "log", tmp_path)
+    assert trace.in_process("server ") == plain.in_process("server ")
+    assert [p["ts"] for points in trace.arrows.values() for p in points] == [
+        p["ts"] for points in plain.arrows.values() for p in points
+    ]
+
+
+def test_things_of_one_microsecond_lie_beside_each_other(tmp_path: Path) -> None:
+    """Whatever begins and ends when; as many lanes as things at a time need, and no more."""
+    random = Random(1)
+    path = tmp_path / "trace.json"
+    with path.open("wb") as out:
+        file = TraceFile(out)
+        for process in ("a", "b"):
+            file.process(process, 0)
+        state, packing = StateLane(file, "a", "state"), Packing()
+        begun: list[tuple[int, int]] = []
+        most = 0
+        for at in sorted(random.choices(range(60), k=300)):
+            state.go(f"state {at}", at)
+            if begun and random.random() < 0.6:
+                number, begin = begun.pop(random.randrange(len(begun)))
+                end = max(at, begin + 1)
+                file.span(file.lane("b", str(number)), "x", begin, end, {})
+                packing.leave(number, end)
+            number = packing.take(at)
+            most = max(most, number)
+            begun.append((number, at))
+        state.end(60)
+        for number, begin in begun:
+            file.span(file.lane("b", str(number)), "x", begin, 61, {})
+        file.close({})
+    trace = Trace(path)
+    for lane, spans in trace.spans.items():
+        ordered = sorted(spans, key=lambda span: span["ts"])
+        assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(ordered)), lane
+    spans = trace.in_process("b")
+    at_a_time = max(sum(s["ts"] <= at < s["ts"] + s["dur"] for s in spans) for at in range(61))
+    assert most == len([lane for lane in trace.spans if lane[0] == "b"]) == at_a_time
 
 
 def test_of_many_samples_evenly_chosen_groups_have_arrows(tmp_path: Path) -> None:
