@@ -30,6 +30,8 @@ Places = npt.NDArray[np.intp]
 LEAST: Final = 50  # answers from which a speed is fitted: fewer tell more of chance than of the server
 ROUNDS: Final = 50
 SAME: Final = 1e-5  # of each time; another round would change nothing
+CORRECTIONS: Final = 10
+AT_ONCE: Final = 2.0  # times as many steps, or as few, by one correction
 EXACT: Final = 1e-6  # of the values: what is left is no more than rounding
 
 
@@ -136,6 +138,7 @@ class _Timeline:
             memory = context_s * context >= sequence_s * self._running
             step_s = overhead_s + np.where(memory, context_s * context, sequence_s * self._running)
             steps = np.where(self._running > 0, self._decoding(computed * prefill_s) / np.maximum(step_s, 1e-9), 0.0)
+            steps = self._as_many_as_tokens(steps)
             clock = _sums(steps)
             begun = self._level(self._began, self._ended, clock[self._began])
             context = self._prompts + self._running * (clock[1:] + clock[:-1]) / 2 - begun
@@ -152,6 +155,17 @@ class _Timeline:
             ],
             axis=1,
         )
+
+    def _as_many_as_tokens(self, steps: Array) -> Array:
+        """Steps of each stretch so that each answer comes to as many as it has tokens, as nearly as can be: where those
+        that ran have too few, there are more. (Without it a context could be too small because its cost is too large.)
+        """
+        counted = np.maximum(self._level(self._first, self._last), 1e-9)
+        for _ in range(CORRECTIONS):
+            share = np.clip(self.length / np.maximum(self._within(steps), 1e-9), 1 / AT_ONCE, AT_ONCE)
+            mean = self._level(self._first, self._last, share) / counted
+            steps = steps * np.where(counted > SAME, mean, 1.0)
+        return steps
 
     def _decoding(self, stalls: Array) -> Array:
         """Seconds of each stretch that are left for decoding. stalls [P]: seconds of computing that begin at each
