@@ -298,7 +298,9 @@ class Waves:
         return len(self._busy)
 
     def swap(self, command: Swap, at: int) -> None:
-        if not self._busy:
+        if command.version not in self._versions:
+            self.rest(at)
+        if not self._servers:
             self._begin, self._versions, self._servers, self._still_s = max(at, self._free), [], [], 0.0
         self._busy.add(command.server)
         if command.version not in self._versions:
@@ -313,7 +315,7 @@ class Waves:
         self._busy.discard(server)
 
     def rest(self, at: int) -> None:
-        """After a moment's commands: the wave is over where no server is swapped any more."""
+        """The wave is over where no server is swapped any more: after a moment's commands, or as another one begins."""
         if self._busy or not self._servers:
             return
         end = max(at, self._begin + LEAST_US)

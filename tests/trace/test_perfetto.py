@@ -182,6 +182,19 @@ def test_one_sample_from_its_prompt_to_its_step(tmp_path: Path) -> None:
         drawn(log, tmp_path, sample="99.0")
 
 
+def test_a_wave_goes_over_all_servers(tmp_path: Path) -> None:
+    """One server after another is given a version: one span, from the first swap's beginning to the last's end."""
+    log = write_log(tmp_path / "run", true_log()) / "log"
+    trace, _ = drawn(log, tmp_path)
+    for wave in trace.in_process("weights"):
+        servers = wave["args"]["servers"].split(", ")
+        swaps = [s for s in trace.in_process("server ") if s["name"].startswith("swapping") and overlap(s, wave)]
+        assert len(servers) == len(swaps)
+        assert wave["ts"] == pytest.approx(min(swap["ts"] for swap in swaps), abs=2)
+        assert wave["ts"] + wave["dur"] == pytest.approx(max(swap["ts"] + swap["dur"] for swap in swaps), abs=2)
+    assert max(len(wave["args"]["servers"].split(", ")) for wave in trace.in_process("weights")) == 2
+
+
 def test_what_comes_too_late_changes_nothing(tmp_path: Path) -> None:
     """The first attempt of sample 0.0 has failed, its second is running: then the first one's answer comes."""
     log = list(true_log())
