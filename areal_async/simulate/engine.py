@@ -58,9 +58,9 @@ from areal_async.messages import (
     Woke,
 )
 from areal_async.simulate.figures import Figures, Tally
-from areal_async.simulate.models import Cluster
+from areal_async.simulate.models import Cluster, ServerModel, slowed
 from areal_async.simulate.servers import Answering, Server
-from areal_async.simulate.trainers import train_s
+from areal_async.simulate.trainers import Work, train_s
 
 HOUR_S: Final = 3600.0
 FREQUENT: Final = (SampleDone, Scored, GroupRead)  # events after which nobody wants to be woken at another time
@@ -118,6 +118,9 @@ class _Engine:
         self._workers_free: deque[float] = deque(maxlen=cluster.rewards.workers)  # when each is, the earliest first
         self._checks: deque[Scored] = deque()  # all checks take as long, so they end in the order in which they began
         self._stale = False  # what is stopped or forgotten now is, for its age
+        self._generating = 0  # servers
+        self._work: Work | None = None  # the step that is being trained
+        self._slowed = slowed(cluster.server)
         self._tally = Tally(rules, cluster)
         self._carry_out: dict[type[AnyCommand], Callable[..., None]] = {
             ReadGroup: self._read,
@@ -228,9 +231,11 @@ class _Engine:
             self._finished[answer.sample] = answer
             self._tally.finished(answer)
             oldest, newest = answer.versions()
-            self._inbox.append(
+            heard_at = self._now + self._cluster.server.request_s
+            self._tell(
+                heard_at,
                 SampleDone(
-                    at=self._now,
+                    at=heard_at,
                     sample=answer.sample,
                     attempt=answer.attempt,
                     oldest=oldest,
@@ -239,7 +244,7 @@ class _Engine:
                     length=answer.length,
                     loss_tokens=answer.length,
                     finish="length" if answer.truncated else "stop",
-                )
+                ),
             )
         server.begin(self._now)
         self._note(server)
@@ -290,10 +295,29 @@ class _Engine:
         self._tally.train(self._now, command, batch)
         self._stale = self._rules.when_older == "drop"
         lengths = [answer.prompt + answer.length for answer in batch]
-        done_at = self._now + train_s(self._cluster.trainer, command.minibatches, lengths)
-        self._at(done_at, partial(self._step_done, command))
+        trainer = self._cluster.trainer
+        seconds = train_s(trainer, command.minibatches, lengths)
+        self._work = Work(command, seconds, trainer.beside_generation, self._now)
+        self._look_when_trained(self._work)
+        self._slow_servers(self._slowed)
 
-    def _step_done(self, command: Train) -> None:
+    def _look_when_trained(self, work: Work) -> None:
+        """When the step that is under way ends, by how many servers generate from now on."""
+        ends_at = work.end(self._now, self._generating / len(self._servers))
+        work.due = self._at(ends_at, partial(self._step_done, work))
+
+    def _slow_servers(self, model: ServerModel) -> None:
+        """The trainer has begun or ended a step, beside which they are slower."""
+        if self._slowed is not self._cluster.server:
+            for server in self._servers:
+                server.use(model, self._now)
+                self._note(server)
+
+    def _step_done(self, work: Work) -> None:
+        if work.due != self._turn:
+            return  # it has become slower or faster meanwhile
+        command, self._work = work.command, None
+        self._slow_servers(self._cluster.server)
         self._tally.step_done(self._now)
         self._inbox.append(StepDone(at=self._now, step=command.step, branch=command.branch, metrics={}))
         if self._progress is not None:
@@ -381,11 +405,13 @@ class _Engine:
             self._changed.append(server)
 
     def _look_again(self) -> None:
+        generating = self._generating
         for server in self._changed:
             server.changed = server.noted = False
             busy = server.is_busy
             if busy != server.was_busy:
                 server.was_busy = busy
+                self._generating += 1 if busy else -1
                 self._tally.busy(self._now, 1 if busy else -1)
             loaded_at = server.drained(self._now)
             if loaded_at is not None:
@@ -393,6 +419,9 @@ class _Engine:
             at = server.next_end()
             server.due = -1 if at is None else self._at(at, self._when_ended[server.name])
         self._changed.clear()
+        slower = self._cluster.trainer.beside_generation != 1
+        if slower and self._work is not None and self._generating != generating:
+            self._look_when_trained(self._work)
 
     # --------------------------------------------------------------------------------------------------------- the end
 

@@ -5,7 +5,7 @@ tokens, and everything is linear in what is counted, but for one `max` (the roof
 are filled from a GPU's data sheet (`plan`) and from a recorded run (`fit`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 
@@ -22,7 +22,9 @@ class ServerModel:
     by a swap, is computed in prefill_s a token, in which nothing else is decoded.
 
     max_running: answers that are decoded at the same time; more wait in their order. cache: tokens that the KV cache
-    holds: answers whose whole length doesn't fit wait, too.
+    holds: answers whose whole length doesn't fit wait, too. request_s: of each answer beside its tokens, in which the
+    server does something else: HTTP, queues. beside_training: times as long as all this takes while the trainer trains,
+    where both share cores or memory (1: they share nothing).
     """
 
     overhead_s: float
@@ -32,10 +34,27 @@ class ServerModel:
     prefill_s: float
     max_running: int
     cache: int
+    request_s: float = 0.0
+    beside_training: float = 1.0
 
     def step_s(self, running: int, context: float) -> float:
         """Of a decoding step. running: answers. context: their tokens so far, all together."""
         return self.overhead_s + max(self.weights_s + self.context_s * context, self.sequence_s * running)
+
+
+def slowed(model: ServerModel) -> ServerModel:
+    """The same server while the trainer trains; the very same model where that changes nothing."""
+    times = model.beside_training
+    if times == 1:
+        return model
+    return replace(
+        model,
+        overhead_s=model.overhead_s * times,
+        weights_s=model.weights_s * times,
+        context_s=model.context_s * times,
+        sequence_s=model.sequence_s * times,
+        prefill_s=model.prefill_s * times,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +82,8 @@ class TrainerModel:
 
     tokens: of prompts and responses; pair_s: of attention, for each pair of a sequence's tokens. prox_share: how much
     longer each micro-batch takes where the proximal policy's log-probabilities need a pass of their own (more than one
-    minibatch). publish_s: to publish the weights. checkpoint_s: to write a checkpoint.
+    minibatch). publish_s: to publish the weights. checkpoint_s: to write a checkpoint. beside_generation: times as
+    long as a step takes while all servers generate, where they share cores or memory (1: they share nothing).
 
     microbatches: `dynamic` as the core packs them; `fixed`: each rank's part of a minibatch in `fixed_microbatches`
     micro-batches of equally many sequences, in the order of the batch.
@@ -80,6 +100,7 @@ class TrainerModel:
     ranks_wait: Literal["microbatch", "minibatch"] = "microbatch"
     microbatches: Literal["dynamic", "fixed"] = "dynamic"
     fixed_microbatches: int = 0
+    beside_generation: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,6 +305,12 @@ class Server:
 
     # ------------------------------------------------------------------------------------------------------------ clock
 
+    def use(self, model: ServerModel, now: float) -> None:
+        """From now on it is as fast as this model says."""
+        self._advance(now)
+        self._model = model
+        self.changed = True
+
     def _has_room(self, answer: Answering) -> bool:
         """An answer that is longer than the whole cache runs alone."""
         fits = self._used + answer.prompt + answer.length <= self._model.cache

@@ -7,8 +7,36 @@ do in it, since gradients are summed over all of them; a micro-batch without a s
 from collections.abc import Sequence
 from itertools import pairwise, zip_longest
 
-from areal_async.messages import Minibatch
+from areal_async.messages import Minibatch, Train
 from areal_async.simulate.models import TrainerModel
+
+
+class Work:
+    """A step that is under way, and slower while servers generate.
+
+    command: that asked for it. seconds: that it takes if no server generates. beside: times as long while all of them
+    do; with a share of them in between. due: number of the happening at which it ends; older ones are void.
+    """
+
+    __slots__ = ("_at", "_beside", "_left", "_share", "command", "due")
+
+    def __init__(self, command: Train, seconds: float, beside: float, now: float) -> None:
+        self.command = command
+        self._left = seconds
+        self._beside = beside
+        self._at = now
+        self._share = 0.0
+        self.due = -1
+
+    def end(self, now: float, share: float) -> float:
+        """When it ends, if this share of the servers generates from now on."""
+        self._left = max(0.0, self._left - (now - self._at) / self._slower)
+        self._at, self._share = now, share
+        return now + self._left * self._slower
+
+    @property
+    def _slower(self) -> float:
+        return 1 + (self._beside - 1) * self._share
 
 
 def train_s(model: TrainerModel, minibatches: Sequence[Minibatch], lengths: Sequence[int]) -> float:
