@@ -190,8 +190,8 @@ class Fleet:
         """The next wave: servers that have no weights yet first, then those with the oldest, so that none is left
         behind however often new weights come; of equals the one with least to do, since who has the newest weights
         first gets all groups that only they have room for."""
-        if self.newest is None or self._loading >= self._rules.wave:
-            return []
+        if self.newest is None or self._loading >= min(self._rules.wave, len(self._behind)):
+            return []  # who loads isn't up to date, so where all that aren't load, nobody is left
         wanted = (self._branch, self.newest)
         behind = sorted(filter(_may_swap, self._behind), key=_turn)
         commands = []

@@ -53,9 +53,9 @@ class Orchestrator:
         if self._over and not going_back.is_resume(event):
             return []
         commands = self._take(event)
-        if not endings.said(commands):
+        if not commands or not endings.said(commands):
             commands += self._go_on(event.at)
-        self._over = endings.said(commands)
+        self._over = endings.said(commands) if commands else ""
         return commands
 
     def next_wakeup(self) -> float | None:

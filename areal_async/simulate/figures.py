@@ -91,6 +91,7 @@ class Tally:
         self._samples = self._mixed = self._truncated = self._length = 0
         self._masked = self._older = 0
         self._lags: Counter[int] = Counter()
+        self._age_costs = rules.when_older in ("mask", "drop")  # else nothing is lost
         self._ended: Counter[int] = Counter()  # samples by length
         self._lost: Counter[int] = Counter()  # their tokens by the sample's length
         self.generated = self.discarded = self.stale = self.stale_finished = self.unfinished = self.inferred = 0
@@ -137,7 +138,8 @@ class Tally:
 
     def finished(self, answer: Answering) -> None:
         self.generated += answer.length
-        self._ended[answer.length] += 1
+        if self._age_costs:
+            self._ended[answer.length] += 1
 
     def dropped(self, tokens: int, finished: bool) -> None:
         """A sample with so many tokens was lost for its age; where it never began, its length isn't known."""
@@ -152,9 +154,11 @@ class Tally:
         step, below = command.step, command.mask_below
         self._length += answer.length
         self._truncated += answer.truncated
-        oldest, newest = answer.versions()
-        self._mixed += oldest < newest
-        for version, tokens in answer.past:
+        past = answer.past
+        if len(past) > 1:
+            oldest, newest = answer.versions()
+            self._mixed += oldest < newest
+        for version, tokens in past:
             if version < below:
                 self._masked += tokens
                 self._lost[answer.length] += tokens

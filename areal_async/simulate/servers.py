@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections import deque
 from heapq import heappop, heappush
 from math import floor, sqrt
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from areal_async.messages import SampleId, Version
 from areal_async.simulate.models import Answer, ServerModel, SwapModel
@@ -23,11 +23,8 @@ from areal_async.simulate.models import Answer, ServerModel, SwapModel
 SAME: Final = 1e-6  # tokens: times are sums of many floats, so a mark is reached when no more than this is missing
 
 
-class Span(NamedTuple):
-    """tokens: of an answer, one after another, of one version."""
-
-    version: Version
-    tokens: int
+Span: TypeAlias = tuple[Version, int]
+"""So many tokens of an answer, one after another, are of this version."""
 
 
 class Answering:
@@ -60,10 +57,10 @@ class Answering:
 
     def versions(self) -> tuple[Version, Version]:
         """The oldest and the newest of its tokens; it has ended."""
-        if len(self.past) == 1:
-            version = self.past[0][0]
-            return version, version
-        versions = [version for version, _ in self.past]
+        past = self.past
+        if not self.kept:  # of one server, whose versions only grow
+            return past[0][0], past[-1][0]
+        versions = [version for version, _ in past]
         return min(versions), max(versions)
 
 
@@ -213,19 +210,20 @@ class Server:
 
     def spans(self, answer: Answering) -> tuple[Span, ...]:
         """The versions of the tokens of an answer that has just ended, those of an earlier server first."""
-        tokens = answer.length - answer.kept
-        began = bisect_right(self._swapped_at, answer.begun)
-        if began == len(self._swapped_at):
-            return (*answer.past, Span(self.version, tokens))
+        tokens, swapped_at = answer.length - answer.kept, self._swapped_at
+        place, count = bisect_right(swapped_at, answer.begun), len(swapped_at)
+        if place == count:
+            return (*answer.past, (self.version, tokens))
         spans = list(answer.past)
-        before = 0
-        for swapped_at, version in zip(self._swapped_at[began:], self._held[began:], strict=True):
-            until = min(floor(swapped_at - answer.begun + SAME), tokens)
+        before, begun = 0, answer.begun - SAME
+        while place < count:
+            until = min(int(swapped_at[place] - begun), tokens)
             if until > before:
-                spans.append(Span(version, until - before))
+                spans.append((self._held[place], until - before))
                 before = until
+            place += 1
         if tokens > before or not spans:
-            spans.append(Span(self.version, tokens - before))
+            spans.append((self.version, tokens - before))
         return tuple(spans)
 
     # ------------------------------------------------------------------------------------------------- stops and losses
@@ -257,7 +255,7 @@ class Server:
         for answer in orphans:
             answer.arrived = self.tokens_of(answer, now) - answer.kept
             if answer.arrived:
-                answer.past = (*answer.past, Span(answer.asked, answer.arrived))
+                answer.past = (*answer.past, (answer.asked, answer.arrived))
                 answer.kept += answer.arrived
             answer.running = False
         orphans += self._waiting
@@ -275,7 +273,8 @@ class Server:
         self.changed = True
         if self.running and not self._swap.interruptible:
             return None
-        self._at = now  # a prompt that is half computed is computed again under the new weights
+        self.stalled_s -= max(0.0, self._at - now)  # what is half computed is computed again under the new weights
+        self._at = now
         self.stands = True
         return now + self._swap.load_s
 

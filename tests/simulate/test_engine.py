@@ -109,6 +109,7 @@ def test_a_server_that_is_not_interruptible_drains_first() -> None:
     assert seconds[True].step_s == pytest.approx([1.0 + 0.5 + 1.0, whole + 0.5 - 2.5])
     assert seconds[False].step_s == pytest.approx([1.0 + 0.5 + 1.0, whole - 2.5])
     assert [seconds[stops].mixed_share for stops in (True, False)] == [0.5, 0]
+    assert [seconds[stops].lag_tokens for stops in (True, False)] == [{0: 200, 1: 200}, {0: 100, 1: 300}]
     assert [seconds[stops].swap_pause_s for stops in (True, False)] == [1.0, 1.0]
 
 
@@ -130,6 +131,10 @@ def test_a_micro_batch_takes_as_long_as_its_heaviest_rank() -> None:
     assert train_s(fixed, minibatches[:1], lengths) == pytest.approx(
         1.5 + 3 * 0.25 + ranks[0] + 0.2 + 0.4 + max(0.3 + 0.9, ranks[1])
     )
+    mixed = [Minibatch(1.0, (((3, 0), (2, 1)),))]
+    two = replace(model, microbatches="fixed", fixed_microbatches=2, ranks_wait="microbatch")
+    halves = train_s(replace(two, pair_s=0.0), [*mixed, Minibatch(1.0, (((0, 1),), ((2,),)))], lengths)
+    assert halves == pytest.approx(1.0 + 2 * 0.5 + 4 * 0.25 + (0.3 + 0.55) + (0.1 + 0.3))
     with pytest.raises(ValueError, match="at least 1"):
         train_s(replace(fixed, fixed_microbatches=0), minibatches, lengths)
 
@@ -144,6 +149,8 @@ def balanced(figures: Figures, max_staleness: int, when_older: str = "wait") -> 
         assert ledger[f"{of}admitted"] == sum(ledger[of + fate] for fate in fates)
     assert figures.samples == ledger["samples_trained"]
     stale = figures.tokens_stale if when_older == "drop" else 0
+    assert (figures.samples_stale > 0) == (figures.tokens_stale > 0)
+    assert (figures.samples_stale + figures.tokens_masked > 0) == (sum(figures.lost_by_length) > 0)
     spent = figures.tokens_trained + figures.tokens_masked + figures.tokens_discarded + figures.tokens_left
     assert spent <= figures.tokens_generated <= spent + stale
     assert sum(figures.lag_tokens.values()) == figures.tokens_trained
@@ -200,6 +207,8 @@ def test_what_a_lost_server_had_given_is_not_decoded_again() -> None:
     assert simulate(rules(steps=20, max_restarts=100), told, seed=3) == lost
     assert simulate(rules(steps=20, max_restarts=100), told, seed=4) != lost
     balanced(lost, 2)
+    away = simulate(rules(steps=20, max_restarts=100), replace(told, failures=FailureModel(30 / 3600, 25.0)), seed=3)
+    assert away.rollout_idle_share > lost.rollout_idle_share + 0.1, "it is away for 20 s longer"
 
 
 def test_a_run_that_fails_says_when_and_why() -> None:

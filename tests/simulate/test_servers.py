@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_async.simulate.models import Answer, ServerModel, SwapModel
-from areal_async.simulate.servers import Answering, Pace, Server, Span
+from areal_async.simulate.servers import Answering, Pace, Server
 
 from .models import FREE, STEADY
 
@@ -150,8 +150,8 @@ def test_every_token_is_decoded_once_whatever_happens(random: Random, model: Ser
     assert all(answer.over or answer.past for answer in asked), "nobody is forgotten"
     assert server.load == server.running == server.context == 0
     for answer in asked:
-        assert answer.over or sum(span.tokens for span in answer.past) == answer.length
-        assert all(one.version < other.version for one, other in pairwise(answer.past))
+        assert answer.over or sum(tokens for _, tokens in answer.past) == answer.length
+        assert all(one[0] < other[0] for one, other in pairwise(answer.past))
         assert stops or len(answer.past) <= 1, "without interruptions an answer has one version"
     stopped = sum(answer.over for answer in asked)  # each may have lost the token that was under way
     assert tokens - 1e-3 <= server.decoded <= tokens + stopped + 1e-3
@@ -206,8 +206,17 @@ def test_a_swap_in_the_middle_computes_all_contexts_again_and_says_which_token_i
     again = (50 + 30) * 0.001
     assert server.next_end() == pytest.approx(decoding + 2.30 + again + 0.70)
     assert server.end(decoding + 2.30 + again + 0.70) == [answer]
-    assert server.spans(answer) == (Span(0, 30), Span(1, 70))
+    assert server.spans(answer) == ((0, 30), (1, 70))
     assert server.recomputed == pytest.approx(80)
+
+
+def test_a_swap_while_a_prompt_is_computed_has_it_computed_again() -> None:
+    server = joined(replace(STEADY, prefill_s=0.01), SwapModel(load_s=2.0))
+    server.ask(answering(0, 100, prompt=50), 0.0)
+    server.swap(1, 0.2)
+    server.swapped(2.2)
+    assert server.next_end() == pytest.approx(2.2 + 0.5 + 1.0)
+    assert server.stalled_s == pytest.approx(0.2 + 0.5)
 
 
 def test_what_is_not_interruptible_ends_what_runs_and_begins_nothing_meanwhile() -> None:
@@ -217,7 +226,7 @@ def test_what_is_not_interruptible_ends_what_runs_and_begins_nothing_meanwhile()
     assert server.swap(1, 0.5) is None
     server.ask(waiting, 0.6)
     assert server.end(1.0) == [running]
-    assert server.spans(running) == (Span(0, 100),)
+    assert server.spans(running) == ((0, 100),)
     assert server.drained(1.0) == pytest.approx(3.0)
     assert not server.is_busy
     server.swapped(3.0)
@@ -225,8 +234,8 @@ def test_what_is_not_interruptible_ends_what_runs_and_begins_nothing_meanwhile()
 
 
 def test_what_had_arrived_from_a_lost_server_is_kept_as_of_the_oldest_version_that_can_have_drawn_it() -> None:
-    server = joined(STEADY)
-    running, new, other = answering(0, 100), answering(1, 100), joined(STEADY)
+    server, other = joined(STEADY), joined(replace(STEADY, prefill_s=0.001))
+    running, new = answering(0, 100), answering(1, 100)
     server.ask(running, 0.0)
     server.swap(1, 0.1)
     server.swapped(0.1)
@@ -234,11 +243,12 @@ def test_what_had_arrived_from_a_lost_server_is_kept_as_of_the_oldest_version_th
     orphans = server.lose(0.405)
     assert orphans == [running, new]
     assert (running.kept, new.kept) == (40, 10)
-    assert (running.past, new.past) == ((Span(0, 40),), (Span(1, 10),))
+    assert (running.past, new.past) == (((0, 40),), ((1, 10),))
     other.ask(running, 1.0)
-    assert other.next_end() == pytest.approx(1.6)
-    other.end(1.6)
-    assert other.spans(running) == (Span(0, 40), Span(0, 60))
+    ends = 1.0 + (10 + 40) * 0.001 + 0.60
+    assert other.next_end() == pytest.approx(ends)
+    other.end(ends)
+    assert other.spans(running) == ((0, 40), (0, 60))
 
 
 def test_a_model_without_times_ends_everything_at_once() -> None:
