@@ -1,40 +1,61 @@
 """The lives of groups and samples that `trace` reads from a log are those that the core's ledger counts."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import get_args
 
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from areal_async.messages import WhenOlder
+from areal_async.core.orchestrator import Orchestrator
+from areal_async.messages import AnyRecord, Event, RolledBack, Rules, SampleDone, StopRequested, WhenOlder
 
 from ..audit_lies import records, true_log
 from ..core.test_any_order import AnyOrder
 from ..core.test_going_back import GoingBack
-from ..core.world import World
+from ..core.world import World, make_rules
 from .written import followed, outcomes
 
 STATES = ("trained", "filtered", "stale", "failed", "cancelled", "outstanding", "training")
 
 
 def check(world: World) -> None:
-    """Whatever happened: as many samples and groups of each fate as the ledger has, and the steps of each. (Of a group
-    whose deadline passes before its prompt is read the log doesn't tell; if training goes back in that very moment, it
-    is taken for cancelled.)"""
-    balance = world.core.balance()
-    lives, groups = followed(records(world))
+    """Whatever happened: as many samples and groups of each fate as the ledger has, at the end and after going back."""
+    log = records(world)
+    check_log(log)
+    backs = [number for number, record in enumerate(log) if isinstance(record, RolledBack)]
+    for back in backs[:3]:
+        check_log(log[: next(n for n in range(back + 1, len(log) + 1) if n == len(log) or isinstance(log[n], Event))])
+
+
+def check_log(log: Sequence[AnyRecord]) -> None:
+    """Beside what a core says that hears the same. (Of a group whose deadline passes before its prompt is read the log
+    doesn't tell; if training goes back in that very moment, it is taken for cancelled.)"""
+    rules = log[0]
+    assert isinstance(rules, Rules)
+    core = Orchestrator(rules)
+    for record in log:
+        if isinstance(record, Event):
+            core.handle(record)  # type: ignore[arg-type]
+    balance, view = core.balance(), core.view()
+    lives, groups = followed(log)
     found = outcomes(groups)
-    unread = sum(len(group.samples) for group in groups if group.state == "cancelled" and group.row is None)
+    unread = sum(len(group.samples) for group in groups if group.state in ("cancelled", "asked") and group.row is None)
     unclear = balance["samples_stale"] - found["stale"]
-    assert 0 <= unclear <= (unread if world.rules.when_older == "drop" else 0)
-    found.update(stale=unclear, cancelled=-unclear)
+    assert 0 <= unclear <= (unread if rules.when_older == "drop" else 0)
+    found["stale"] += unclear
+    for state in ("cancelled", "outstanding"):
+        taken = min(unclear, found[state] - balance[f"samples_{state}"])
+        found[state] -= taken
+        unclear -= taken
     assert {name: found[name] for name in STATES} == {name: balance[f"samples_{name}"] for name in STATES}
     assert len(groups) == lives.admitted == balance["admitted"]
     assert len({group.id for group in groups}) == len(groups)
-    view = world.core.view()
-    assert (lives.version, lives.branch, lives.step) == (view.version, view.branch, world.core.step)
-    trained = {group.id: group.step for group in groups if group.state in ("trained", "training")}
-    assert trained == {number: step for number, step in world.step_of.items() if step < world.core.step}
+    assert (lives.version, lives.branch, lives.step) == (view.version, view.branch, core.step)
+    trained = Counter(group.step for group in groups if group.state in ("trained", "training"))
+    assert set(trained.values()) <= {rules.batch_groups}
+    assert {step for step in trained if step is not None} == set(range(min(trained, default=0), lives.step))
 
 
 class Walk(AnyOrder):
@@ -83,3 +104,16 @@ def test_a_group_leaves_when_nothing_may_ask_for_it() -> None:
     lives, groups = followed(log)
     assert {group.step for group in lives.groups.values()} == {4, 5}  # the checkpoint of version 4 is kept
     assert len(groups) == 15
+
+
+def test_what_comes_after_the_end_changes_nothing() -> None:
+    one = World(make_rules(group_size=2, checkpoint_steps=1)).start().settle("publish", "swap", "read")
+    one.send(StopRequested(at=one.tick()))
+    assert type(one.commands[-1]).__name__ == "Finish"
+    done = SampleDone(
+        **{"at": one.tick(), "sample": "0.0", "attempt": 0, "oldest": 0, "newest": 0, "prompt_tokens": 3},
+        **{"length": 2, "loss_tokens": 2, "finish": "stop"},
+    )
+    _, groups = followed([*records(one), done])
+    assert groups[0].samples[0].done is None
+    check_log([*records(one), done])

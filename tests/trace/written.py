@@ -60,7 +60,7 @@ def arrays(done: SampleDone, tokens: Sequence[int] = ()) -> list[Array]:
     versions = np.where(mask, done.newest, -1).astype(np.int32)
     if done.length:
         versions[done.prompt_tokens] = done.oldest
-    return [ids, mask, np.where(mask, -0.125, 0.0).astype(np.float32), versions]
+    return [ids, mask, (-mask / np.pi).astype(np.float32), versions]
 
 
 def write(folder: Path, records: Iterable[AnyRecord], *, tokens: Sequence[int] = (), segment_bytes: int = 1500) -> Path:
