@@ -27,7 +27,7 @@ def test_a_run_is_trained_again(
 
     def again(*options: str) -> tuple[int, dict[str, Any]]:
         code = main(["replay", str(run), "--peer", "trainer", "--json", *options])
-        return code, json.loads(capsys.readouterr().out)
+        return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
     code, told = again()
     largest = {name: found["difference"] for name, found in told["largest"].items()}
