@@ -1,4 +1,4 @@
-"""The command line: `areal-async run|check|eval|score|why|audit|replay|simulate|worker`.
+"""The command line: `areal-async run|check|eval|score|why|audit|replay|trace|simulate|worker`.
 
 What always holds: exit code 0 where all is well, 1 where the thing failed, 2 where the command line or the
 configuration is wrong; an error that was foreseen is a message, without a traceback.
