@@ -20,10 +20,11 @@ from areal_async.errors import ConfigError
 from areal_async.messages import Rules
 from areal_async.simulate.models import Answer, Cluster, RewardModel, ServerModel, SwapModel, TrainerModel
 from areal_async.simulate.observed import Observed, Seen, Step, observe
-from areal_async.simulate.speed import Speed, fit_speed, least_squares
+from areal_async.simulate.speed import Array, Speed, fit_speed, generating, least_squares
 
 LEAST_STEPS: Final = 5  # of training, undisturbed: fewer tell more of chance than of the trainer
 PROX_SHARE: Final = 1 / 3  # a forward pass beside forward and backward ones: 2 of 6 operations a parameter and token
+SLOWER: Final = tuple(1 + place / 50 for place in range(101))  # what is tried: 1 to 3 times as long
 MOST_WORKERS: Final = 32  # that make checks; more than a run's checks could tell
 ROOMY: Final = 1 << 40  # tokens: of a cache whose size the log doesn't tell; none was too small for the run
 STRIDE: Final = 7919  # groups from one attempt's answers to the next one's: a prime, so that all come up
@@ -83,7 +84,7 @@ def fit(folder: Path) -> Fitted:
     seen = observe(folder)
     assumed: list[str] = []
     try:
-        speed = fit_speed(seen.lives)
+        speed = fit_speed(seen.lives, [(step.began, step.ended) for step in seen.steps])
         trainer, trainer_error = _trainer(seen, assumed)
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from error
@@ -111,6 +112,8 @@ def _server(speed: Speed, assumed: list[str]) -> ServerModel:
         prefill_s=speed.prefill_s,
         max_running=speed.most,
         cache=ROOMY,
+        request_s=speed.request_s,
+        beside_training=speed.beside_training,
     )
 
 
@@ -136,9 +139,13 @@ def _trainer(seen: Observed, assumed: list[str]) -> tuple[TrainerModel, float]:
     rows = [_row(step, passes) for step in seen.steps]
     names = ("minibatch_s", "microbatch_s", "step_s", "token_s", "pair_s")  # of those alike the first one gets it
     columns = np.array([[row[name] for name in names] for row in rows])
-    took = np.array([step.ended - step.began for step in seen.steps])
-    times = least_squares(columns, took)
-    rest = columns @ times - took
+    spans = [(step.began, step.ended) for step in seen.steps]
+    took = np.array([ended - began for began, ended in spans])
+    share = generating(seen.lives, seen.rules.servers, spans)
+    beside = _beside_generation(columns, took, share)
+    slower = 1 + (beside - 1) * share
+    times = least_squares(columns, took / slower)
+    rest = columns @ times * slower - took
     minibatch_s, microbatch_s, step_s, token_s, pair_s = (float(time) for time in times)
     if not seen.checkpoints and seen.rules.checkpoint_steps:
         assumed.append("a checkpoint takes no time: the run wrote none")
@@ -151,8 +158,22 @@ def _trainer(seen: Observed, assumed: list[str]) -> tuple[TrainerModel, float]:
         publish_s=_mean(seen.publish),
         prox_share=PROX_SHARE,
         checkpoint_s=_mean(seen.checkpoints),
+        beside_generation=beside,
     )
     return model, float(np.sqrt(np.mean(rest * rest)) / np.mean(took))
+
+
+def _beside_generation(columns: Array, took: Array, share: Array) -> float:
+    """How much longer steps took while all servers generated, 1 where that explains no more than chance would. share:
+    of each step's time in which they did."""
+
+    def cost(beside: float) -> float:
+        slower = 1 + (beside - 1) * share
+        rest = columns @ least_squares(columns, took / slower) * slower - took
+        return len(took) * math.log(max(float(rest @ rest), 1e-300))
+
+    best = min(SLOWER, key=cost)
+    return best if cost(best) + math.log(len(took)) < cost(1.0) else 1.0
 
 
 def _row(step: Step, passes: float) -> dict[str, float]:

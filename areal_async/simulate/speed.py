@@ -3,13 +3,14 @@
 What always holds: a function of what was observed. An answer takes a decoding step a token, and each step the time that
 the model says for what ran at that moment. So
 
-    elapsed - pauses = Σ over its tokens (overhead_s + max(context_s · context, sequence_s · running))
-                       + prefill_s · (tokens of prompts and cleared caches that were computed meanwhile)
+    elapsed - pauses = Σ over its tokens (overhead_s + max(context_s · context, sequence_s · running)) · slower
+                       + prefill_s · (tokens of prompts and cleared caches that were computed meanwhile) · slower
+                       + request_s
 
-which is linear in the unknown times, once it is known how many steps fall between any two changes of what runs. That
-follows from the times themselves: they begin as equal ones, and are fitted again until nothing changes. None may be
-negative. The log tells `weights_s` and `overhead_s` apart only where arithmetic limits some steps and memory others;
-`weights_s` is always 0 here.
+where `slower` is beside_training while the trainer trained, else 1. That is linear in the unknown times, once it is
+known how many steps fall between any two changes of what runs, which follows from the answers' tokens, and how much
+slower it was. So they are fitted again and again, until nothing changes. None may be negative. The log tells
+`weights_s` and `overhead_s` apart only where arithmetic limits some steps and memory others; `weights_s` is always 0.
 """
 
 from collections.abc import Sequence
@@ -28,9 +29,14 @@ Array = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 
 LEAST: Final = 50  # answers from which a speed is fitted: fewer tell more of chance than of the server
-ROUNDS: Final = 50
-SAME: Final = 1e-5  # of each time; another round would change nothing
-CORRECTIONS: Final = 10
+ROUNDS: Final = 20
+SAME: Final = 1e-4  # of each time; another round would change nothing
+REQUEST_ROUNDS: Final = 6
+REQUEST_S: Final = 0.001  # less isn't looked for
+SHORTEST_S: Final = 1e-9  # of a decoding step: in place of 0
+MEMORY_FIRST: Final = (0.01, 1e-6, 0.0, 0.0, 0.0)  # where the search begins: overhead_s, context_s, sequence_s, ...
+ARITHMETIC_FIRST: Final = (0.01, 0.0, 1e-4, 0.0, 0.0)
+CORRECTIONS: Final = 5
 AT_ONCE: Final = 2.0  # times as many steps, or as few, by one correction
 EXACT: Final = 1e-6  # of the values: what is left is no more than rounding
 
@@ -44,22 +50,35 @@ class Speed:
     context_s: float
     sequence_s: float
     prefill_s: float
+    request_s: float
+    beside_training: float
     error: float
     answers: int
     most: int
 
 
-def fit_speed(lives: Sequence[Life]) -> Speed:
-    """Errors: ConfigError where too few answers came undisturbed."""
-    lines = [_Timeline(life) for life in lives]
-    found = sum(len(line.length) for line in lines)
+def fit_speed(lives: Sequence[Life], training: Sequence[tuple[float, float]]) -> Speed:
+    """training: from when till when the trainer trained. Errors: ConfigError where too few answers came undisturbed."""
+    found = sum(1 for life in lives for _ in usable(life))
     if found < LEAST:
         raise ConfigError(
             f"only {found} answers came from servers that nothing disturbed, and {LEAST} are needed to fit how fast a"
             " server is; name a longer run"
         )
-    fits = [_fit(lines, start) for start in ((0.01, 1e-6, 0.0, 0.0), (0.01, 0.0, 1e-4, 0.0))]
+    fits = [_fit(lives, training, np.array(start)) for start in (MEMORY_FIRST, ARITHMETIC_FIRST)]
     return min(fits, key=lambda speed: speed.error)
+
+
+def generating(lives: Sequence[Life], servers: int, spans: Sequence[tuple[float, float]]) -> Array:
+    """Share of each of these times in which a server generated, mean over servers."""
+    whole = np.array(spans).reshape(-1, 2)
+    busy_s = np.zeros(len(whole))
+    for life in lives:
+        line = _Timeline(life, (), 0.0)
+        done = _sums(line.generating_s)
+        busy_s += np.interp(whole[:, 1], line.moments, done) - np.interp(whole[:, 0], line.moments, done)
+    share: Array = busy_s / servers / np.maximum(whole[:, 1] - whole[:, 0], SHORTEST_S)
+    return share
 
 
 def least_squares(columns: Array, values: Array) -> Array:
@@ -86,38 +105,74 @@ def least_squares(columns: Array, values: Array) -> Array:
     return best
 
 
-def _fit(lines: Sequence["_Timeline"], start: tuple[float, float, float, float]) -> Speed:
-    times = np.array(start)
-    elapsed = np.concatenate([line.elapsed for line in lines])
-    for _ in range(ROUNDS):
-        columns = np.concatenate([line.columns(times) for line in lines])
-        before, times = times, least_squares(columns, elapsed)
-        if np.allclose(times, before, rtol=SAME, atol=0):
+def _fit(lives: Sequence[Life], training: Sequence[tuple[float, float]], start: Array) -> Speed:
+    """request_s stands at the end of an answer, where nothing runs for it at the server any more: so each estimate of
+    it changes what ran, and is followed by another one."""
+    request_s, slower = 0.0, 1.0
+    times = start
+    for _ in range(REQUEST_ROUNDS):
+        lines = [_Timeline(life, training, request_s) for life in lives]
+        times, slower, columns, elapsed = _converged(lines, times, slower)
+        more_s = float(times[-1])
+        request_s += more_s
+        if more_s < REQUEST_S:
             break
     rest = columns @ times - elapsed
-    overhead, context, sequence, prefill = (float(time) for time in times)
-    error = float(np.sqrt(np.mean(rest * rest)) / np.mean(elapsed))
-    return Speed(overhead, context, sequence, prefill, error, len(elapsed), max(line.most for line in lines))
+    overhead_s, context_s, sequence_s, prefill_s, _ = (float(time) for time in times)
+    return Speed(
+        overhead_s=overhead_s,
+        context_s=context_s,
+        sequence_s=sequence_s,
+        prefill_s=prefill_s,
+        request_s=request_s,
+        beside_training=slower,
+        error=float(np.sqrt(np.mean(rest * rest)) / np.mean(elapsed)),
+        answers=len(elapsed),
+        most=max(line.most for line in lines),
+    )
+
+
+def _converged(lines: Sequence["_Timeline"], times: Array, slower: float) -> tuple[Array, float, Array, Array]:
+    """times, slower, columns and elapsed times."""
+    elapsed = np.concatenate([line.elapsed for line in lines])
+    for _ in range(ROUNDS):
+        parts = [line.columns(times, slower) for line in lines]
+        quiet, busy = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
+        before = np.append(times, slower)
+        times = least_squares(quiet + slower * busy, elapsed)
+        beside = busy @ times  # seconds of each answer beside training, had that not made them longer
+        if (weight := float(beside @ beside)) > 0:
+            slower = max(1.0, float(beside @ (elapsed - quiet @ times)) / weight)
+        if np.allclose(np.append(times, slower), before, rtol=SAME, atol=0):
+            break
+    return times, slower, quiet + slower * busy, elapsed
 
 
 class _Timeline:
     """A life, cut at P moments at which anything changed, with P - 1 stretches between them; of A answers that count.
 
-    elapsed [A]: their times without pauses. length [A]: their tokens. most: answers that ran at a time.
+    moments [P]. generating_s [P - 1]: seconds of each stretch in which an answer ran. elapsed [A]: times of answers,
+    without pauses. length [A]: their tokens. most: answers that ran at a time.
     """
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: Life, training: Sequence[tuple[float, float]], request_s: float) -> None:
         answers = life.answers
         begins = np.array([max(seen.began, life.began) for seen in answers])
-        ends = np.array([min(seen.ended, life.ended) for seen in answers])
+        ends = np.maximum([min(seen.ended - request_s, life.ended) for seen in answers], begins)
         pauses = np.array([(pause.began, pause.ended) for pause in life.pauses]).reshape(-1, 2)
-        moments = np.unique(np.concatenate([begins, ends, pauses.ravel(), [life.began, life.ended]]))
+        steps = np.clip(np.array(training).reshape(-1, 2), life.began, life.ended)
+        known = [begins, ends, pauses.ravel(), steps.ravel(), [life.began, life.ended]]
+        moments = np.unique(np.concatenate(known))
+        self.moments = moments
         self._size = len(moments)
         self._began, self._ended = np.searchsorted(moments, begins), np.searchsorted(moments, ends)
         stops, goes = np.searchsorted(moments, pauses[:, 0]), np.searchsorted(moments, pauses[:, 1])
         self._free = np.diff(moments) * (self._level(stops, goes) == 0)  # seconds of each stretch without pauses
+        starts, stops_of = np.searchsorted(moments, steps[:, 0]), np.searchsorted(moments, steps[:, 1])
+        self._training = self._level(starts, stops_of)  # 1 or 0
         self._swaps = goes
         self._running = self._level(self._began, self._ended)
+        self.generating_s = self._free * (self._running > 0)
         self.most = int(self._running.max(initial=0.0))
         self._prompts = self._level(self._began, self._ended, np.array([float(seen.prompt) for seen in answers]))
         heads, ends_of, tokens = _groups(answers, self._began, self._ended)
@@ -125,19 +180,22 @@ class _Timeline:
         asked = np.bincount(heads, weights=tokens, minlength=self._size)
         self._asked: Array = asked.astype(np.float64)  # prompt tokens from each moment on
         counted = dict(usable(life))
-        mine = [place for place, seen in enumerate(answers) if seen in counted]
+        mine = [place for place, seen in enumerate(answers) if seen in counted and begins[place] < ends[place]]
         self._first, self._last = self._began[mine], self._ended[mine]
         self.length = np.array([float(counted[answers[place]].length) for place in mine])
         self.elapsed = self._within(self._free)
 
-    def columns(self, times: Array) -> Array:
-        """[A, 4]: what overhead_s, context_s, sequence_s and prefill_s are multiplied by, if they are about `times`."""
-        overhead_s, context_s, sequence_s, prefill_s = times
+    def columns(self, times: Array, slower: float) -> tuple[Array, Array]:
+        """What overhead_s, context_s, sequence_s, prefill_s and request_s are multiplied by, if they are about `times`:
+        [A, 5] beside nothing, and [A, 5] beside training."""
+        overhead_s, context_s, sequence_s, prefill_s, _ = times
         context, computed = self._prompts, self._asked
+        slow = np.where(self._training > 0, slower, 1.0)
         for _ in range(2):  # the steps follow from the context, which follows from the steps
             memory = context_s * context >= sequence_s * self._running
-            step_s = overhead_s + np.where(memory, context_s * context, sequence_s * self._running)
-            steps = np.where(self._running > 0, self._decoding(computed * prefill_s) / np.maximum(step_s, 1e-9), 0.0)
+            step_s = (overhead_s + np.where(memory, context_s * context, sequence_s * self._running)) * slow
+            free = self._decoding(np.append(computed[:-1] * slow, 0.0) * prefill_s)
+            steps = np.where(self._running > 0, free / np.maximum(step_s, SHORTEST_S), 0.0)
             steps = self._as_many_as_tokens(steps)
             clock = _sums(steps)
             begun = self._level(self._began, self._ended, clock[self._began])
@@ -145,16 +203,23 @@ class _Timeline:
             held = self._shared + self._running * clock[1:] - begun  # tokens in the cache at the end of each stretch
             computed = self._asked.copy()
             np.add.at(computed, self._swaps, held[self._swaps - 1])  # a swap ends a stretch: that of its pause
-        share = self.length / np.maximum(self._within(steps), 1e-9)
-        return np.stack(
-            [
-                self.length,
-                self._within(np.where(memory, steps * context, 0.0)) * share,
-                self._within(np.where(memory, 0.0, steps * self._running)) * share,
-                self._within(computed[:-1]),
-            ],
-            axis=1,
-        )
+        share = self.length / np.maximum(self._within(steps), SHORTEST_S)
+
+        def of(where: Array) -> Array:
+            amounts = steps * where
+            return np.stack(
+                [
+                    self._within(amounts) * share,
+                    self._within(np.where(memory, amounts * context, 0.0)) * share,
+                    self._within(np.where(memory, 0.0, amounts * self._running)) * share,
+                    self._within(computed[:-1] * where),
+                ],
+                axis=1,
+            )
+
+        beside = np.minimum(self._training, 1.0)
+        ones, noughts = np.ones((len(self.length), 1)), np.zeros((len(self.length), 1))
+        return np.hstack([of(1 - beside), ones]), np.hstack([of(beside), noughts])
 
     def _as_many_as_tokens(self, steps: Array) -> Array:
         """Steps of each stretch so that each answer comes to as many as it has tokens, as nearly as can be: where those
@@ -162,7 +227,7 @@ class _Timeline:
         """
         counted = np.maximum(self._level(self._first, self._last), 1e-9)
         for _ in range(CORRECTIONS):
-            share = np.clip(self.length / np.maximum(self._within(steps), 1e-9), 1 / AT_ONCE, AT_ONCE)
+            share = np.clip(self.length / np.maximum(self._within(steps), SHORTEST_S), 1 / AT_ONCE, AT_ONCE)
             mean = self._level(self._first, self._last, share) / counted
             steps = steps * np.where(counted > SAME, mean, 1.0)
         return steps
@@ -178,13 +243,15 @@ class _Timeline:
     def _within(self, amounts: Array) -> Array:
         """Of each answer that counts: the sum over its stretches."""
         total = _sums(amounts)
-        return total[self._last] - total[self._first]
+        within: Array = total[self._last] - total[self._first]
+        return within
 
     def _level(self, begins: Places, ends: Places, amounts: Array | None = None) -> Array:
         """In each stretch: the sum of what began and hasn't ended."""
         up = np.bincount(begins, weights=amounts, minlength=self._size)
         down = np.bincount(ends, weights=amounts, minlength=self._size)
-        return np.cumsum(up - down)[:-1]
+        level: Array = np.cumsum(up - down)[:-1].astype(np.float64)
+        return level
 
 
 def _groups(answers: Sequence[Seen], begins: Places, ends: Places) -> tuple[Places, Places, Array]:
