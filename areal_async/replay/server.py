@@ -33,7 +33,7 @@ from areal_async.specs import server_identity
 
 # Largest |difference| of one token's log-probability. On the CPU that recorded it is 0: vLLM's decoding and its prefill
 # give the same bits. Two implementations (server and trainer) differ by at most 3e-5 in float32, and by some tenths on
-# unlikely tokens in bfloat16; this is more, since another machine adds in another order (docs/replay.md has the figures).
+# unlikely tokens in bfloat16; this is more: another machine adds in another order (docs/replay.md has the figures).
 TOLERANCE: Final = {"float32": 1e-3, "bfloat16": 0.5}
 WORST: Final = 10  # tokens that are told
 FIRST: Final = 10  # samples of which the first token over the tolerance is told
