@@ -45,7 +45,7 @@ def stranded(parts: Parts) -> Fail | None:
     rules, ledger, fleet = parts.rules, parts.ledger, parts.fleet
     if parts.rewards.given_up:
         return Fail(why=f"checks of answers can't be made any more at step {ledger.step}: {parts.rewards.given_up}")
-    if fleet.is_alive or fleet.last_lost is None:
+    if fleet.last_lost is None or fleet.is_alive:
         return None
     more = ledger.taken < rules.steps * rules.batch_groups and not parts.groups.data_ended
     if not more and not ledger.in_flight:

@@ -197,7 +197,7 @@ class Groups:
         there, so that training gets back to it whatever is held. And who has a place doesn't wait for who is held.
         """
         commands: list[StartSample] = []
-        while self._held_may_start():
+        while self._held and self._held_may_start():
             group = self._ledger.groups.get(self._held[0][1])
             held = [sample for sample in group.samples if sample.state == "held"] if group is not None else []
             if self._ledger.in_flight + len(held) > self._rules.max_concurrent:
@@ -300,7 +300,7 @@ class Groups:
 
     def _held_may_start(self) -> bool:
         newest = self._fleet.newest_open
-        return newest is not None and bool(self._held) and self._held[0][0] <= newest
+        return newest is not None and self._held[0][0] <= newest
 
     def _too_old(self, sample: Sample, event: SampleDone) -> str:
         return (

@@ -40,6 +40,8 @@ class Parts:
 
     def wake(self, at: float) -> list[Restart]:
         """Who was lost, and has waited for long enough, is started again."""
+        if self.trainer.restart_at is self.fleet.wakeup is self.rewards.wakeup is None:
+            return []
         return [*self.trainer.wake(at), *self.fleet.wake(at), *self.rewards.wake(at)]
 
     def resume(self, rules: Rules) -> None:

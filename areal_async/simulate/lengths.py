@@ -9,10 +9,11 @@ of its draw (a Gaussian copula: members of a group may be alike).
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import exp, log, sqrt
 from statistics import NormalDist
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from areal_async.simulate.models import Answer
 
@@ -133,26 +134,23 @@ class Drawn:
 
     def answer(self, group: int, member: int, attempt: int) -> Answer:
         own, shared = sqrt(1 - self.alike), sqrt(self.alike)
-        sample = _hash(_hash(_hash(self.seed, group), member), attempt)
-        of_group = _hash(self.seed ^ _GROUP, group)
-        normal = own * _normal(sample, 0)
-        if shared:
-            normal += shared * _normal(of_group, 0)
+        drawn = _of_group(self.seed, group)
+        sample = _hash(_hash(drawn.state, member), attempt)
+        normal = own * _normal(sample, 0) + shared * drawn.length
         wanted = max(1, round(self.lengths.at(normal) * max(0.0, 1 + self.growth * (group // self.batch_groups))))
         truncated = wanted > self.max_new_tokens
         return Answer(
-            prompt_tokens=self._prompt(of_group),
+            prompt_tokens=self._prompt(drawn.prompt),
             length=min(wanted, self.max_new_tokens),
             truncated=truncated,
-            reward=1.0 if not truncated and self._succeeds(sample, of_group, own, shared) else 0.0,
+            reward=1.0 if not truncated and self._succeeds(own * _normal(sample, 1) + shared * drawn.success) else 0.0,
         )
 
-    def _succeeds(self, sample: int, of_group: int, own: float, shared: float) -> bool:
-        normal = own * _normal(sample, 1) + (shared * _normal(of_group, 1) if shared else 0.0)
+    def _succeeds(self, normal: float) -> bool:
         return _NORMAL.cdf(normal) < self.success
 
-    def _prompt(self, of_group: int) -> int:
-        wanted = self.prompt.at(_normal(of_group, 2)) if self.prompt.sigma else exp(self.prompt.mu)
+    def _prompt(self, normal: float) -> int:
+        wanted = self.prompt.at(normal) if self.prompt.sigma else exp(self.prompt.mu)
         return min(max(1, round(wanted)), self.prompt_limit)
 
 
@@ -167,6 +165,21 @@ def means(lengths: Lengths, limit: int) -> tuple[float, float]:
 
 
 _GROUP: Final = 0x67726F7570  # draws of a group aren't those of any sample of it
+
+
+class _Group(NamedTuple):
+    """Draws that the samples of a group share. state: from which their own come. The others: standard normal."""
+
+    state: int
+    length: float
+    success: float
+    prompt: float
+
+
+@lru_cache(maxsize=64)  # the samples of a group are asked for one after another
+def _of_group(seed: int, group: int) -> _Group:
+    drawn = _hash(seed ^ _GROUP, group)
+    return _Group(_hash(seed, group), _normal(drawn, 0), _normal(drawn, 1), _normal(drawn, 2))
 
 
 def _normal(state: int, stream: int) -> float:

@@ -8,6 +8,8 @@ are filled from a GPU's data sheet (`plan`) and from a recorded run (`fit`).
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+import msgspec
+
 
 @dataclass(frozen=True, slots=True)
 class ServerModel:
@@ -120,8 +122,7 @@ class FailureModel:
     restart_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What a sample turns out to be. length: response tokens. reward: None where the check gives none."""
 
     prompt_tokens: int

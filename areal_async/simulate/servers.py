@@ -2,7 +2,7 @@
 
 What always holds: a token is decoded once, by one version; an answer ends when it has its length; between two changes
 of what runs, the time of so many steps is exact: `step_s` is linear in the context but for one kink, and each step
-makes the context a token longer for each running answer, so the sum over whole steps is a formula (`Pace`), without
+makes the context a token longer for each running answer, so the sum over whole steps is a formula (`pace_of`), without
 steps and without error (but in the one step of the kink, by an eighth of a step's growth). Steps aren't waited for: an
 answer that comes in the middle of one is decoded from that moment on, and the one that was under way goes on at the new
 pace; that is all that differs from a loop over steps.
@@ -14,8 +14,8 @@ the pace is meanwhile, so a heap of such marks says who ends next.
 from bisect import bisect_right
 from collections import deque
 from heapq import heappop, heappush
-from math import floor, sqrt
-from typing import Final, NamedTuple, TypeAlias
+from math import floor, inf, sqrt
+from typing import Final, TypeAlias
 
 from areal_async.messages import SampleId, Version
 from areal_async.simulate.models import Answer, ServerModel, SwapModel
@@ -64,39 +64,38 @@ class Answering:
         return min(versions), max(versions)
 
 
-class Pace(NamedTuple):
-    """Times of decoding steps while the same answers run. base_s: of a step now, had it no part of one more token.
-    slope_s: by how much a step is longer than the one before, once memory traffic is what limits it: after `flat`
-    tokens (0: now; inf: never)."""
+Pace: TypeAlias = tuple[float, float, float]
+"""Times of decoding steps while the same answers run: of a step now, had it no part of one more token, in seconds; by
+how many seconds a step is longer than the one before, once memory traffic is what limits it; and after how many tokens
+of each answer it is (0: now; inf: never)."""
 
-    base_s: float
-    slope_s: float
-    flat: float
 
-    @classmethod
-    def of(cls, model: ServerModel, running: int, context: float) -> "Pace":
-        """context: tokens now. The half token each makes the integral over whole steps the sum of their times."""
-        slope = model.context_s * running
-        memory = model.overhead_s + model.weights_s + model.context_s * context - slope / 2
-        arithmetic = model.overhead_s + model.sequence_s * running
-        if memory >= arithmetic:
-            return cls(memory, slope, 0.0)
-        return cls(arithmetic, slope, (arithmetic - memory) / slope if slope > 0 else float("inf"))
+def pace_of(model: ServerModel, running: int, context: float) -> Pace:
+    """context: tokens now. The half token each makes the integral over whole steps the sum of their times."""
+    slope = model.context_s * running
+    memory = model.overhead_s + model.weights_s + model.context_s * context - slope / 2
+    arithmetic = model.overhead_s + model.sequence_s * running
+    if memory >= arithmetic:
+        return memory, slope, 0.0
+    return arithmetic, slope, (arithmetic - memory) / slope if slope > 0 else inf
 
-    def seconds(self, tokens: float) -> float:
-        """How long so many tokens of each answer take."""
-        rising = tokens - self.flat
-        return self.base_s * tokens + (self.slope_s * rising * rising / 2 if rising > 0 else 0.0)
 
-    def tokens(self, seconds: float) -> float:
-        """How many each answer gets in this time: the inverse of `seconds`."""
-        base, slope, flat = self
-        before = base * flat if flat else 0.0
-        if seconds <= before:
-            return seconds / base if base > 0 else float("inf")
-        rest = seconds - before
-        divisor = base + sqrt(base * base + 2 * slope * rest)
-        return flat + (2 * rest / divisor if divisor > 0 else float("inf"))
+def seconds_of(pace: Pace, tokens: float) -> float:
+    """How long so many tokens of each answer take."""
+    base, slope, flat = pace
+    rising = tokens - flat
+    return base * tokens + (slope * rising * rising / 2 if rising > 0 else 0.0)
+
+
+def tokens_in(pace: Pace, seconds: float) -> float:
+    """How many each answer gets in this time: the inverse of `seconds_of`."""
+    base, slope, flat = pace
+    before = base * flat if flat else 0.0
+    if seconds <= before:
+        return seconds / base if base > 0 else inf
+    rest = seconds - before
+    divisor = base + sqrt(base * base + 2 * slope * rest)
+    return flat + (2 * rest / divisor if divisor > 0 else inf)
 
 
 class Server:
@@ -191,8 +190,8 @@ class Server:
         """When the next answer ends, if nothing else comes; None if none runs, or weights are loaded."""
         if not self.running or self.stands:
             return None
-        pace = Pace.of(self._model, self.running, self._shared + self._responses)
-        return self._at + pace.seconds(max(0.0, self._next() - self._clock))
+        pace = pace_of(self._model, self.running, self._shared + self._responses)
+        return self._at + seconds_of(pace, max(0.0, self._next() - self._clock))
 
     def end(self, now: float) -> list[Answering]:
         """Those that end now, at the time that `next_end` gave. Others may wait for their places."""
@@ -333,8 +332,8 @@ class Server:
         if now <= self._at:
             return
         if self.running and not self.stands:
-            pace = Pace.of(self._model, self.running, self._shared + self._responses)
-            self._forward(min(pace.tokens(now - self._at), self._next() - self._clock))
+            pace = pace_of(self._model, self.running, self._shared + self._responses)
+            self._forward(min(tokens_in(pace, now - self._at), self._next() - self._clock))
         self._at = now
 
     def _forward(self, tokens: float) -> None:

@@ -131,10 +131,9 @@ def test_a_micro_batch_takes_as_long_as_its_heaviest_rank() -> None:
     assert train_s(fixed, minibatches[:1], lengths) == pytest.approx(
         1.5 + 3 * 0.25 + ranks[0] + 0.2 + 0.4 + max(0.3 + 0.9, ranks[1])
     )
-    mixed = [Minibatch(1.0, (((3, 0), (2, 1)),))]
-    two = replace(model, microbatches="fixed", fixed_microbatches=2, ranks_wait="microbatch")
-    halves = train_s(replace(two, pair_s=0.0), [*mixed, Minibatch(1.0, (((0, 1),), ((2,),)))], lengths)
-    assert halves == pytest.approx(1.0 + 2 * 0.5 + 4 * 0.25 + (0.3 + 0.55) + (0.1 + 0.3))
+    mixed = [Minibatch(1.0, (((3, 0), (2, 1)), ((4, 5), ())))]
+    halves = replace(fixed, fixed_microbatches=2, pair_s=0.0)
+    assert train_s(halves, mixed, [10, 20, 30, 25, 40, 0]) == pytest.approx(1.0 + 0.5 + 2 * 0.25 + 0.4 + 0.55)
     with pytest.raises(ValueError, match="at least 1"):
         train_s(replace(fixed, fixed_microbatches=0), minibatches, lengths)
 

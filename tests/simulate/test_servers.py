@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_async.simulate.models import Answer, ServerModel, SwapModel
-from areal_async.simulate.servers import Answering, Pace, Server
+from areal_async.simulate.servers import Answering, Server, pace_of, seconds_of, tokens_in
 
 from .models import FREE, STEADY
 
@@ -84,16 +84,16 @@ def stepped(model: ServerModel, arrivals: list[tuple[float, Answering]]) -> dict
 
 @given(MODELS, st.integers(1, 64), st.integers(0, 100_000), st.integers(0, 3000))
 def test_whole_steps_take_the_sum_of_their_times(model: ServerModel, running: int, context: int, steps: int) -> None:
-    pace = Pace.of(model, running, context)
+    pace = pace_of(model, running, context)
     exact = sum(model.step_s(running, context + running * step) for step in range(steps))
     kink = model.context_s * running / 8  # in the one step in which memory traffic overtakes arithmetic
-    assert pace.seconds(steps) == pytest.approx(exact, rel=1e-9, abs=kink + 1e-12)
+    assert seconds_of(pace, steps) == pytest.approx(exact, rel=1e-9, abs=kink + 1e-12)
 
 
 @given(MODELS, st.integers(1, 64), st.integers(0, 100_000), st.floats(0, 5000))
 def test_tokens_are_the_inverse_of_seconds(model: ServerModel, running: int, context: int, tokens: float) -> None:
-    pace = Pace.of(model, running, context)
-    assert pace.tokens(pace.seconds(tokens)) == pytest.approx(tokens, rel=1e-9, abs=1e-9)
+    pace = pace_of(model, running, context)
+    assert tokens_in(pace, seconds_of(pace, tokens)) == pytest.approx(tokens, rel=1e-9, abs=1e-9)
 
 
 # ---------------------------------------------------------------------------------------------- against a loop of steps

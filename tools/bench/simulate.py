@@ -3,15 +3,15 @@
     python tools/bench/simulate.py                  # three sizes, some steps each
     python tools/bench/simulate.py --steps 250      # the largest one whole: 512 GPUs, 250 steps of 512 × 16 answers
 
-What it runs: whole simulated runs, from 8 servers up to 384 servers and 128 trainer ranks; answers of scattered
-lengths, swaps, checks and the forming of batches are in them. An event is one that the core has handled.
+What it runs: whole simulated runs, from 8 servers up to 384 servers and 128 trainer ranks; drawing answers of
+log-normal lengths, swaps, checks and the forming of batches are in them. An event is one that the core has handled.
 """
 
 import gc
 import time
 from dataclasses import dataclass, replace
+from math import log
 from typing import Final
-from zlib import crc32
 
 import core
 import figures
@@ -20,19 +20,12 @@ from msgspec.structs import replace as replaced
 from areal_async.messages import Rules
 from areal_async.simulate.engine import simulate
 from areal_async.simulate.figures import Figures
-from areal_async.simulate.models import Answer, Cluster, RewardModel, ServerModel, SwapModel, TrainerModel
+from areal_async.simulate.lengths import Drawn, LogNormal
+from areal_async.simulate.models import Cluster, RewardModel, ServerModel, SwapModel, TrainerModel
 
 EVENTS_PER_S: Final = 50_000  # the budgets: these two
 LARGEST_S: Final = 300.0  # of 250 steps
 WHOLE: Final = 250
-
-
-class Scattered:
-    """1,000 to 9,000 tokens, without a random generator."""
-
-    def answer(self, group: int, member: int, attempt: int) -> Answer:
-        drawn = crc32(b"%d.%d" % (group, member))
-        return Answer(200, 1000 + drawn % 8000, False, float(drawn >> 16 & 1))
 
 
 RULES: Final = Rules(
@@ -54,7 +47,17 @@ CLUSTER: Final = Cluster(
     swap=SwapModel(1.0),
     trainer=TrainerModel(1.0, 0.2, 0.05, 1e-5, 0.0, publish_s=2.0),
     rewards=RewardModel(0.05, 256),
-    answers=Scattered(),
+    answers=Drawn(
+        seed=1,
+        lengths=LogNormal(log(4000), 0.9),
+        prompt=LogNormal(log(200), 0.0),
+        prompt_limit=1000,
+        max_new_tokens=16384,
+        alike=0.3,
+        growth=0.0,
+        batch_groups=512,
+        success=0.5,
+    ),
     server_gpus=384,
     trainer_gpus=128,
 )
