@@ -255,9 +255,6 @@ class _Watch:
         if life is None:
             return
         life.ended = self._now
-        for place, seen in self._running.values():
-            if place == server:
-                seen.usable = False
         self._over.append(life)
 
     def _step_done(self, event: StepDone) -> None:

@@ -3,9 +3,10 @@
 The logs are of simulated runs, so that the right answer is known; noise is added where it is said.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Protocol
@@ -49,6 +50,16 @@ class Drawn:
         prompt = Random(f"{group}").randint(10, 90)
         length = min(int(Random(f"{group}.{member}.{attempt}").lognormvariate(3.5, 0.7)) + 5, 400)
         return Answer(prompt, length, length == 400, float(length % 2))
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Answers that get longer with each step."""
+
+    batch_groups: int
+
+    def answer(self, group: int, member: int, attempt: int) -> Answer:
+        return Answer(20, 20 + 10 * group // self.batch_groups + member, False, 1.0)
 
 
 CLUSTER = Cluster(
@@ -172,6 +183,17 @@ def test_of_noise_the_mean_is_found(record: Record) -> None:
 
 
 @pytest.mark.slow
+def test_where_the_machine_is_slower_at_times_the_mean_is_found(record: Record) -> None:
+    """Its clock runs at 0.2 to 1.8 times the speed, so that no model is right at any moment."""
+
+    def warped(event: AnyEvent) -> AnyEvent:
+        return msgspec.structs.replace(event, at=event.at + 1.6 * (1 - math.cos(event.at / 2)))
+
+    folder, _ = record(told=warped, rules=msgspec.structs.replace(RULES, steps=25))
+    assert validate(folder, fit(folder).cluster).line("step").error == pytest.approx(0, abs=0.05)
+
+
+@pytest.mark.slow
 def test_what_a_lost_server_disturbed_does_not_count(record: Record) -> None:
     cluster = replace(CLUSTER, failures=FailureModel(server_hours=0.004, restart_s=5.0))
     rules = msgspec.structs.replace(RULES, max_restarts=100)
@@ -229,6 +251,8 @@ def test_what_happened_is_told_in_the_words_of_a_simulation(record: Record) -> N
     assert real.busy_s == pytest.approx((1 - figures.rollout_idle_share) * figures.seconds)
     assert real.both_s == pytest.approx(figures.both_busy_share * figures.seconds)
     assert real.mixed / real.samples == pytest.approx(figures.mixed_share)
+    first_swap_s = 0.1  # before the first answer
+    assert real.trainer_wait_s == pytest.approx(figures.trainer_wait_s - first_swap_s)
     assert sum(real.lag_tokens.values()) == figures.tokens_trained
     mean = sum(lag * tokens for lag, tokens in real.lag_tokens.items()) / figures.tokens_trained
     assert mean == pytest.approx(figures.lag_mean, rel=0.05), "without arrays, versions of an answer are spread evenly"
@@ -243,6 +267,15 @@ def test_a_run_validates_itself(record: Record) -> None:
     for name in ("step", "training of a step", "generated", "answer's length"):
         assert compared.line(name).error == pytest.approx(0, abs=0.01), name
     assert abs(compared.line("servers idle").error) < 0.02
+
+
+@pytest.mark.slow
+def test_a_run_with_other_batches_is_predicted_with_the_lengths_of_the_same_steps(record: Record) -> None:
+    folder, _ = record(replace(CLUSTER, answers=Learning(8)))
+    fewer, figures = record(replace(CLUSTER, answers=Learning(4)), msgspec.structs.replace(RULES, batch_groups=4))
+    line = validate(fewer, fit(folder).cluster).line("answer's length")
+    assert line.real == figures.response_len_mean
+    assert line.error == pytest.approx(0, abs=0.02)
 
 
 # ------------------------------------------------------------------------------------------------------- least squares
