@@ -113,6 +113,23 @@ def test_a_server_that_is_not_interruptible_drains_first() -> None:
     assert [seconds[stops].swap_pause_s for stops in (True, False)] == [1.0, 1.0]
 
 
+def test_servers_and_a_trainer_that_share_cores_slow_each_other_down() -> None:
+    """Step 0 is trained from 1 s on, at half its speed, since the only server generates: until 3 s, in which that makes
+    100 tokens instead of 200; the other 100 take another second, and step 1 has the cores for itself."""
+    told = cluster(
+        servers=1,
+        server=replace(STEADY, beside_training=2.0),
+        trainer=TrainerModel(1.0, 0, 0, 0, 0, 0, beside_generation=2.0),
+        answers=Told(lambda group, member: 100 if group == 0 else 300),
+    )
+    figures = simulate(rules(steps=2, max_staleness=1, **ONE), told)
+    assert figures.step_s == pytest.approx([3.0, 2.0])
+    assert figures.train_s == pytest.approx([2.0, 1.0])
+    slow = replace(told, server=replace(STEADY, request_s=0.5), trainer=TrainerModel(1.0, 0, 0, 0, 0, 0))
+    figures = simulate(rules(steps=2, max_staleness=1, **ONE), slow)
+    assert figures.step_s == pytest.approx([1.5 + 1.0, 3.5 + 1.0 - 2.5])
+
+
 def test_a_micro_batch_takes_as_long_as_its_heaviest_rank() -> None:
     minibatches = [Minibatch(1.0, (((0, 1), (2,)), ((3,), ()))), Minibatch(1.0, (((4,),), ((5,),)))]
     lengths = [10, 20, 30, 25, 7, 8]
