@@ -184,7 +184,7 @@ def balanced(figures: Figures, max_staleness: int, when_older: str = "wait") -> 
 @pytest.mark.parametrize("when_older", ["wait", "mask", "train", "drop"])
 @pytest.mark.parametrize("failures", [FailureModel(), FailureModel(20 / 3600, 3.0)], ids=["alive", "lost"])
 def test_whatever_happens_the_ledger_balances_and_lag_is_bounded(when_older: str, failures: FailureModel) -> None:
-    for staleness, requeue in product((0, 1, 4), (False, True)):
+    for staleness, requeue in product((0, 2), (False, True)):
         if requeue and when_older != "drop":
             continue
         figures = simulate(

@@ -82,6 +82,7 @@ def stepped(model: ServerModel, arrivals: list[tuple[float, Answering]]) -> dict
 # ------------------------------------------------------------------------------------------------------------- its pace
 
 
+@settings(max_examples=40)
 @given(MODELS, st.integers(1, 64), st.integers(0, 100_000), st.integers(0, 3000))
 def test_whole_steps_take_the_sum_of_their_times(model: ServerModel, running: int, context: int, steps: int) -> None:
     pace = pace_of(model, running, context)
@@ -90,6 +91,7 @@ def test_whole_steps_take_the_sum_of_their_times(model: ServerModel, running: in
     assert seconds_of(pace, steps) == pytest.approx(exact, rel=1e-9, abs=kink + 1e-12)
 
 
+@settings(max_examples=40)
 @given(MODELS, st.integers(1, 64), st.integers(0, 100_000), st.floats(0, 5000))
 def test_tokens_are_the_inverse_of_seconds(model: ServerModel, running: int, context: int, tokens: float) -> None:
     pace = pace_of(model, running, context)
@@ -99,6 +101,7 @@ def test_tokens_are_the_inverse_of_seconds(model: ServerModel, running: int, con
 # ---------------------------------------------------------------------------------------------- against a loop of steps
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=16))
 def test_answers_that_begin_together_end_exactly_when_a_loop_over_steps_ends_them(lengths: list[int]) -> None:
     arrivals = [(0.0, answering(order, length)) for order, length in enumerate(lengths)]
