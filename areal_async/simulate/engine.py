@@ -385,9 +385,9 @@ class _Engine:
     def _swapped(self, server: Server, life: int) -> None:
         if server.life != life:
             return  # it was lost meanwhile
+        pause_s = self._cluster.swap.pause_s(server.running)
         server.swapped(self._now)
         command = self._swaps.pop(server.name)
-        pause_s = self._cluster.swap.load_s
         self._tally.swaps += 1
         self._tally.swap_pause_s += pause_s
         self._note(server)

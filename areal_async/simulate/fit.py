@@ -118,11 +118,13 @@ def _server(speed: Speed, assumed: list[str]) -> ServerModel:
 
 
 def _swap(seen: Observed, assumed: list[str]) -> SwapModel:
-    pauses = [pause.ended - pause.began for life in seen.lives for pause in life.pauses]
+    pauses = [pause for life in seen.lives for pause in life.pauses]
     if not pauses:
         assumed.append("a swap takes no time: the run had none that nothing disturbed")
         return SwapModel(load_s=0.0)
-    return SwapModel(load_s=_mean(pauses))
+    columns = np.array([(1.0, pause.running) for pause in pauses])
+    load_s, answer_s = least_squares(columns, np.array([pause.ended - pause.began for pause in pauses])).tolist()
+    return SwapModel(load_s=load_s, answer_s=answer_s)
 
 
 def _trainer(seen: Observed, assumed: list[str]) -> tuple[TrainerModel, float]:

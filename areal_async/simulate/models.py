@@ -61,7 +61,8 @@ def slowed(model: ServerModel) -> ServerModel:
 
 @dataclass(frozen=True, slots=True)
 class SwapModel:
-    """New weights at a server. load_s: how long its answers stand still for the weights alone.
+    """New weights at a server. load_s: how long its answers stand still for the weights alone. answer_s: so much longer
+    for each answer that is stopped (the decoding step that is under way ends first).
 
     interruptible: answers stop where they are, and their cache is computed again under the new weights (ServerModel.
     prefill_s a token). Without: no answer is begun any more, the running ones are finished under the old weights, and
@@ -70,6 +71,11 @@ class SwapModel:
 
     load_s: float
     interruptible: bool = True
+    answer_s: float = 0.0
+
+    def pause_s(self, running: int) -> float:
+        """How long so many answers stand still, until their cache is computed again."""
+        return self.load_s + self.answer_s * running
 
 
 @dataclass(frozen=True, slots=True)

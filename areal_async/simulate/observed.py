@@ -59,10 +59,11 @@ class Seen:
 
 @dataclass(slots=True)
 class Pause:
-    """A server stood still for new weights from `began` on, until `ended`."""
+    """A server stood still for new weights from `began` on, until `ended`. running: answers that were stopped."""
 
     began: float
     ended: float
+    running: int
 
 
 @dataclass(slots=True)
@@ -226,7 +227,9 @@ class _Watch:
             load = [seen for place, seen in self._running.values() if place == event.server]
             self._lives[event.server] = Life(event.server, event.at, answers=load)
         else:
-            life.pauses.append(Pause(max(event.at - event.pause_s, life.began), event.at))
+            began = max(event.at - event.pause_s, life.began)
+            running = sum(1 for place, seen in self._running.values() if place == event.server and seen.began < began)
+            life.pauses.append(Pause(began, event.at, running))
 
     def _sample_done(self, event: SampleDone) -> None:
         unplaced = "", Seen(event.sample, event.prompt_tokens, event.at, usable=False)

@@ -275,14 +275,14 @@ class Server:
         self.stalled_s -= max(0.0, self._at - now)  # what is half computed is computed again under the new weights
         self._at = now
         self.stands = True
-        return now + self._swap.load_s
+        return now + self._swap.pause_s(self.running)
 
     def drained(self, now: float) -> float | None:
         """When its new weights are loaded, if it waited only for its last answer to end, and that has."""
         if self.loading is None or self.stands or self.running:
             return None
         self.stands = True
-        return now + self._swap.load_s
+        return now + self._swap.pause_s(self.running)
 
     def swapped(self, now: float) -> None:
         """The new weights are there; the cache of all running answers is computed again, then they go on."""
