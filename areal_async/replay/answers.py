@@ -13,8 +13,9 @@ import msgspec
 from areal_async.errors import ConfigError
 from areal_async.messages import StepDone
 
-# Arithmetic of the same weights and tokens: on the same machine the same to the last digit. Other CPUs, numbers of
-# threads or ranks add in another order: some 1e-7 of a sum in float32, and the weights that follow carry it along.
+# Arithmetic of the same weights and tokens: on the same machine the same to the last digit (on a CPU also with another
+# number of threads). Other processors and builds of torch add in another order: some 1e-7 of a sum in float32, and the
+# weights that follow carry it along.
 SUMS: Final = 1e-4
 # Shares of tokens on one side of a bound. One that lies at the bound may fall to the other side: 1/3,000 of a step of
 # 3,000 tokens, and a few may.
