@@ -33,6 +33,7 @@ ROUNDS: Final = 20
 SAME: Final = 1e-4  # of each time; another round would change nothing
 REQUEST_ROUNDS: Final = 6
 REQUEST_S: Final = 0.001  # less isn't looked for
+MOST_SLOWER: Final = 3.0  # times; more would be another machine
 SHORTEST_S: Final = 1e-9  # of a decoding step: in place of 0
 MEMORY_FIRST: Final = (0.01, 1e-6, 0.0, 0.0, 0.0)  # where the search begins: overhead_s, context_s, sequence_s, ...
 ARITHMETIC_FIRST: Final = (0.01, 0.0, 1e-4, 0.0, 0.0)
@@ -141,8 +142,10 @@ def _converged(lines: Sequence["_Timeline"], times: Array, slower: float) -> tup
         before = np.append(times, slower)
         times = least_squares(quiet + slower * busy, elapsed)
         beside = busy @ times  # seconds of each answer beside training, had that not made them longer
-        if (weight := float(beside @ beside)) > 0:
-            slower = max(1.0, float(beside @ (elapsed - quiet @ times)) / weight)
+        if beside.any():  # both at once: one after the other would take hundreds of rounds
+            some = (quiet + slower * busy)[:, times > 0]
+            found, *_ = np.linalg.lstsq(np.column_stack([some, beside]), elapsed, rcond=None)
+            slower = min(max(1.0, slower + float(found[-1])), MOST_SLOWER)
         if np.allclose(np.append(times, slower), before, rtol=SAME, atol=0):
             break
     return times, slower, quiet + slower * busy, elapsed
