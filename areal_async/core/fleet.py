@@ -252,8 +252,8 @@ class Fleet:
         for, and the others none. One that was started again isn't waited for: it may need long, and has no load; nor is
         a wave that takes long, which may hang. (Nobody has to wake: who is ahead has samples, which come to an end.)"""
         return at - self._published_at < FAIR_S and any(
-            (other.branch, other.version) < (server.branch, server.version)
-            and other.load + samples <= server.load
+            other.load + samples <= server.load
+            and (other.branch, other.version) < (server.branch, server.version)
             and (other.branch == self._branch or not other.incarnation)
             and _swaps_soon(other)
             for other in self._behind
