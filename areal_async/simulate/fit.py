@@ -166,16 +166,15 @@ def _trainer(seen: Observed, assumed: list[str]) -> tuple[TrainerModel, float]:
 
 
 def _beside_generation(columns: Array, took: Array, share: Array) -> float:
-    """How much longer steps took while all servers generated, 1 where that explains no more than chance would. share:
-    of each step's time in which they did."""
+    """How much longer steps took while all servers generated, 1 if nothing explains the steps better. share: of each
+    step's time in which they did."""
 
     def cost(beside: float) -> float:
         slower = 1 + (beside - 1) * share
         rest = columns @ least_squares(columns, took / slower) * slower - took
         return len(took) * math.log(max(float(rest @ rest), 1e-300))
 
-    best = min(SLOWER, key=cost)
-    return best if cost(best) + math.log(len(took)) < cost(1.0) else 1.0
+    return min(SLOWER, key=cost)
 
 
 def _row(step: Step, passes: float) -> dict[str, float]:
