@@ -26,6 +26,8 @@ LEAST_STEPS: Final = 5  # of training, undisturbed: fewer tell more of chance th
 PROX_SHARE: Final = 1 / 3  # a forward pass beside forward and backward ones: 2 of 6 operations a parameter and token
 SLOWER: Final = tuple(1 + place / 50 for place in range(101))  # what is tried: 1 to 3 times as long
 MOST_WORKERS: Final = 32  # that make checks; more than a run's checks could tell
+TOKENS: Final = 3  # place of token_s: steps that are all alike don't tell it from a fixed time, but it is there
+HARDLY: Final = 0.5  # of the squares that a time a token leaves
 ROOMY: Final = 1 << 40  # tokens: of a cache whose size the log doesn't tell; none was too small for the run
 STRIDE: Final = 7919  # groups from one attempt's answers to the next one's: a prime, so that all come up
 
@@ -140,13 +142,14 @@ def _trainer(seen: Observed, assumed: list[str]) -> tuple[TrainerModel, float]:
         assumed.append(f"the proximal policy's pass takes {PROX_SHARE:.0%} of a micro-batch: the log has their sum")
     rows = [_row(step, passes) for step in seen.steps]
     names = ("minibatch_s", "microbatch_s", "step_s", "token_s", "pair_s")  # of those alike the first one gets it
+    assert names[TOKENS] == "token_s"
     columns = np.array([[row[name] for name in names] for row in rows])
     spans = [(step.began, step.ended) for step in seen.steps]
     took = np.array([ended - began for began, ended in spans])
     share = generating(seen.lives, seen.rules.servers, spans)
     beside = _beside_generation(columns, took, share)
     slower = 1 + (beside - 1) * share
-    times = least_squares(columns, took / slower)
+    times = _step_times(columns, took / slower)
     rest = columns @ times * slower - took
     minibatch_s, microbatch_s, step_s, token_s, pair_s = (float(time) for time in times)
     if not seen.checkpoints and seen.rules.checkpoint_steps:
@@ -165,13 +168,23 @@ def _trainer(seen: Observed, assumed: list[str]) -> tuple[TrainerModel, float]:
     return model, float(np.sqrt(np.mean(rest * rest)) / np.mean(took))
 
 
+def _step_times(columns: Array, took: Array) -> Array:
+    """A time a token alone, where the other ones explain hardly more: steps are much alike, and of a run with other
+    batches a time that is fixed by chance would tell nonsense."""
+    plain = np.zeros(columns.shape[1])
+    plain[TOKENS] = least_squares(columns[:, [TOKENS]], took)[0]
+    times = least_squares(columns, took, TOKENS)
+    left = [float(np.sum((columns @ found - took) ** 2)) for found in (plain, times)]
+    return times if left[1] < HARDLY * left[0] else plain
+
+
 def _beside_generation(columns: Array, took: Array, share: Array) -> float:
     """How much longer steps took while all servers generated, 1 if nothing explains the steps better. share: of each
     step's time in which they did."""
 
     def cost(beside: float) -> float:
         slower = 1 + (beside - 1) * share
-        rest = columns @ least_squares(columns, took / slower) * slower - took
+        rest = columns @ _step_times(columns, took / slower) * slower - took
         return len(took) * math.log(max(float(rest @ rest), 1e-300))
 
     return min(SLOWER, key=cost)

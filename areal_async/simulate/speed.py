@@ -39,6 +39,7 @@ MEMORY_FIRST: Final = (0.01, 1e-6, 0.0, 0.0, 0.0)  # where the search begins: ov
 ARITHMETIC_FIRST: Final = (0.01, 0.0, 1e-4, 0.0, 0.0)
 CORRECTIONS: Final = 5
 AT_ONCE: Final = 2.0  # times as many steps, or as few, by one correction
+WITHOUT: Final = 1e12  # more than any cost: what is needed is left out only where nothing else is possible
 EXACT: Final = 1e-6  # of the values: what is left is no more than rounding
 
 
@@ -82,12 +83,12 @@ def generating(lives: Sequence[Life], servers: int, spans: Sequence[tuple[float,
     return share
 
 
-def least_squares(columns: Array, values: Array) -> Array:
+def least_squares(columns: Array, values: Array, needed: int | None = None) -> Array:
     """Coefficients >= 0 with the least sum of squares, of as few columns as will do: one more counts only if the
     squares fall by more than noise alone would make them (Schwarz 1978: N · log(mean square) + K · log(N) is least).
 
     columns [N, K] with few K: each subset of them is tried. One that is a multiple or a sum of others gets 0, where it
-    comes after them.
+    comes after them. needed: the place of one that isn't left out, unless it would be negative.
     """
     size = columns.shape[1]
     scale = np.maximum(np.abs(columns).max(axis=0), 1e-300)
@@ -100,6 +101,8 @@ def least_squares(columns: Array, values: Array) -> Array:
             rest = part @ found - values
             squares = max(float(rest @ rest), exact) / len(values)
             cost = len(values) * np.log(max(squares, 1e-300)) + count * np.log(len(values))
+            if needed is not None and needed not in chosen:
+                cost = WITHOUT + cost
             if rank == count and (found >= 0).all() and cost < least:
                 best, least = np.zeros(size), cost
                 best[chosen] = found / scale[chosen]
