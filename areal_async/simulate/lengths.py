@@ -8,10 +8,10 @@ of its draw (a Gaussian copula: members of a group may be alike).
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 from statistics import NormalDist
 from typing import Final, NamedTuple, Protocol
 
@@ -131,9 +131,18 @@ class Drawn:
     growth: float
     batch_groups: int
     success: float
+    _own: float = field(init=False)  # weights of an answer's own draw and of its group's
+    _shared: float = field(init=False)
+    _succeed: float = field(init=False)  # draws below it do
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_own", sqrt(1 - self.alike))
+        object.__setattr__(self, "_shared", sqrt(self.alike))
+        below = _NORMAL.inv_cdf(self.success) if 0 < self.success < 1 else (-inf if self.success <= 0 else inf)
+        object.__setattr__(self, "_succeed", below)
 
     def answer(self, group: int, member: int, attempt: int) -> Answer:
-        own, shared = sqrt(1 - self.alike), sqrt(self.alike)
+        own, shared = self._own, self._shared
         drawn = _of_group(self.seed, group)
         sample = _hash(_hash(drawn.state, member), attempt)
         normal = own * _normal(sample, 0) + shared * drawn.length
@@ -143,11 +152,8 @@ class Drawn:
             prompt_tokens=self._prompt(drawn.prompt),
             length=min(wanted, self.max_new_tokens),
             truncated=truncated,
-            reward=1.0 if not truncated and self._succeeds(own * _normal(sample, 1) + shared * drawn.success) else 0.0,
+            reward=0.0 if truncated or own * _normal(sample, 1) + shared * drawn.success >= self._succeed else 1.0,
         )
-
-    def _succeeds(self, normal: float) -> bool:
-        return _NORMAL.cdf(normal) < self.success
 
     def _prompt(self, normal: float) -> int:
         wanted = self.prompt.at(normal) if self.prompt.sigma else exp(self.prompt.mu)
