@@ -81,7 +81,10 @@ def _children() -> set[str]:
     """This process's children, but for zombies. From /proc itself: looking through all processes takes far longer."""
     found = set()
     for listed in Path("/proc/self/task").glob("*/children"):
-        for pid in listed.read_text().split():
+        pids = ""
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            pids = listed.read_text()
+        for pid in pids.split():
             with contextlib.suppress(OSError):
                 state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
                 if state != "Z":

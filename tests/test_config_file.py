@@ -317,6 +317,7 @@ configs = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(config=configs)
 def test_a_dump_loads_back_equal(config, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "dumped.yaml"

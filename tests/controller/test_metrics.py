@@ -212,7 +212,7 @@ class Watched:
     def balance(self) -> dict[str, int]:
         return {"samples_stale": self.stale}
 
-    def waiting(self) -> str:
+    def waiting(self, now: float) -> str:
         return "step 0 waits"
 
     def tell(self, *told: AnyEvent | list[AnyCommand]) -> None:

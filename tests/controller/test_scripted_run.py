@@ -93,6 +93,7 @@ def plain_answer(seed: int, version: int, limit: int = 64) -> list[int]:
     return tokens
 
 
+@pytest.mark.slow
 async def test_the_batch_waits_for_a_straggler_and_says_so(make_config: Make) -> None:
     workflow, config = Straggler(), make_config()
     async with Controller(config, workflow=workflow, recipes=scripted()) as run:
@@ -132,6 +133,7 @@ async def test_a_standstill_is_told_with_who_waits_for_whom(
                 workflow.go.set()
 
 
+@pytest.mark.slow
 async def test_answers_live_through_swaps(make_config: Make) -> None:
     """Slow answers and quick steps: samples with tokens of several versions, never older than η."""
     config = make_config("train.steps=8", "rollout.max_staleness=3", "rollout.stop_token_ids=[]")

@@ -205,6 +205,7 @@ async def test_a_server_by_url_that_goes_is_noticed_and_taken_back(opened: Opene
             await bench.servers._lives["0"].close()
 
 
+@pytest.mark.slow
 async def test_a_health_check_that_fails_once_is_no_death(opened: Opened) -> None:
     async with opened() as bench:
         bench.scripted.order("/health", Status(500))
