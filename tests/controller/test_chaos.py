@@ -69,7 +69,7 @@ def test_a_seed_always_draws_the_same_and_seeds_differ() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [4, 10, 11])  # with faults of each process, and none that takes long to notice
-def test_a_run_survives_the_faults_of_a_seed(tmp_path: Path, seed: int) -> None:
+def test_faults_of_a_seed(tmp_path: Path, seed: int) -> None:
     report = chaos.chaos(seed, faults=3, folder=tmp_path)
     assert not report.wrong, report
     assert report.came
