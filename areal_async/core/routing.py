@@ -5,6 +5,7 @@ What always holds: pure, and the same answer for the same servers in the same or
 """
 
 from collections.abc import Iterable
+from math import inf
 from typing import Protocol, TypeVar
 
 from areal_async.messages import Version
@@ -26,7 +27,8 @@ AnyServer = TypeVar("AnyServer", bound=Loaded)
 def least_loaded(servers: Iterable[AnyServer], floor: Version) -> AnyServer | None:
     """The server with the fewest samples among those with a version >= `floor`, the first one of equals; or None."""
     best: AnyServer | None = None
+    least: float = inf
     for server in servers:
-        if server.version >= floor and (best is None or server.load < best.load):
-            best = server
+        if server.load < least and server.version >= floor:  # the load first: it rules out nearly all
+            best, least = server, server.load
     return best
