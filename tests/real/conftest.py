@@ -26,6 +26,11 @@ def small(*overrides: str) -> list[str]:
     return [*(option for option in SMALL if option.partition("=")[0] not in given), *overrides]
 
 
+def _hears_ctrl_c() -> None:
+    """Tests that were started in the background of a shell (`pytest &`) inherit that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Program:
     """`areal-async` (or another script) in a process of its own, with what it has started."""
 
@@ -33,7 +38,7 @@ class Program:
         self.output = cwd / "output.txt"
         with self.output.open("wb") as file:
             self.process = subprocess.Popen(
-                argv, stdout=file, stderr=subprocess.STDOUT, cwd=cwd, start_new_session=True
+                argv, stdout=file, stderr=subprocess.STDOUT, cwd=cwd, start_new_session=True, preexec_fn=_hears_ctrl_c
             )
         self.family: set[psutil.Process] = set()
 
