@@ -234,6 +234,7 @@ def test_if_the_worker_was_killed_too_the_next_one_removes_them(spec_of_abuse: C
 
 def test_no_descriptor_is_infrastructure(spec_of_abuse: Callable[..., RewardSpec]) -> None:
     with Sandbox(spec_of_abuse()) as sandbox:
+        list(results(sandbox, ["easy"]))  # it has started: what it opens for that is closed again
         _, hard = resource.prlimit(sandbox.pid, resource.RLIMIT_NOFILE)
         before = state_of(sandbox.pid)
         for most in range(4, 8):  # each step of making one fails in its turn
