@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
+from areal_async.controller.samples import from_log
 from areal_async.errors import LogError
 from areal_async.log.format import PayloadRef, payload_path
 from areal_async.log.reader import read_payload
@@ -93,15 +92,7 @@ def read_sample(log: Path, answer: Answer) -> Sample | None:
             f"{found.sample}, attempt {found.attempt}, where the log has sample {answer.sample}, attempt "
             f"{answer.attempt}"
         )
-    token_ids, loss_mask, logprobs, versions = found.arrays
-    return Sample(
-        token_ids.astype(np.int32, copy=False),
-        loss_mask.astype(np.uint8, copy=False),
-        logprobs.astype(np.float32, copy=False),
-        versions.astype(np.int32, copy=False),
-        answer.prompt_tokens,
-        answer.finish,
-    )
+    return from_log(found.arrays, answer.prompt_tokens, answer.finish)
 
 
 class _Reading:
