@@ -6,18 +6,17 @@ has not told how the run ended, the log.
 """
 
 import argparse
-import contextlib
-import os
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from areal_async import process_tree
+from areal_async import run_processes
 from areal_async.errors import ArealError, ConfigError
+from areal_async.run_processes import Process
 
 if TYPE_CHECKING:
     from areal_async.controller.status import Status
@@ -29,9 +28,6 @@ RUNS: Final = Path("runs")
 OLD_S: Final = 10.0  # a status is written every 2 s
 LAST_WORDS: Final = 3  # lines of a lost child
 LINE: Final = 300  # characters of each
-TAIL_BYTES: Final = 1 << 14
-TICKS: Final = os.sysconf("SC_CLK_TCK")
-PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 # states that need no explanation
 FINE: Final = ("serving", "updating", "working", "idle", "training", "publishing", "checkpointing")
 
@@ -40,19 +36,6 @@ EXAMPLES: Final = """examples:
   areal-async why runs/quickstart-20260101-120000
   areal-async why runs/first --json | jq .status.waits
 """
-
-
-class Process(msgspec.Struct, frozen=True):
-    """A child of the controller. name: of its file in `stderr/`. state: as in /proc (R, S, D, …). cpu_s, resident:
-    with all that it has started. processes: how many these are. age_s: since its start."""
-
-    name: str
-    pid: int
-    state: str
-    age_s: float
-    cpu_s: float
-    resident: int
-    processes: int
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -125,7 +108,7 @@ def look(run: Path) -> Found:
         raise ConfigError(f"command line: why: {run} is no run folder: it has no log/")
     last = status.read(run)
     elsewhere = last.host if last is not None and last.host != socket.gethostname() else ""
-    controller = None if elsewhere else _controller(run)
+    controller = None if elsewhere else run_processes.controller(run)
     ended = controller is None and not elsewhere and not (last is not None and last.ended)
     return Found(
         run=str(run),
@@ -134,39 +117,9 @@ def look(run: Path) -> Found:
         age_s=0.0 if last is None else time.time() - last.time,
         end=_end(run) if ended else "",
         status=last,
-        children=() if controller is None else tuple(_children(controller, run)),
+        children=() if controller is None else tuple(run_processes.children(controller, run)),
         checkpoint=_newest_checkpoint(run),
     )
-
-
-def _controller(run: Path) -> int | None:
-    """Pid of the process that holds the run's log, if it lives."""
-    lock = run / "log" / "lock"
-    try:
-        pid = int(lock.read_text())
-        open_files = os.listdir(f"/proc/{pid}/fd")
-    except PermissionError:
-        return pid  # another user's: it lives, and more can't be known
-    except (OSError, ValueError):
-        return None
-    for name in open_files:  # the number alone may belong to another process by now
-        with contextlib.suppress(OSError):
-            if os.path.samefile(f"/proc/{pid}/fd/{name}", lock):
-                return pid
-    return None
-
-
-def _children(controller: int, run: Path) -> Iterator[Process]:
-    """Its guards, by where their output goes, and what runs under each."""
-    folder = (run / "stderr").resolve()
-    for guard in process_tree.children(controller):
-        with contextlib.suppress(OSError, IndexError, ValueError):  # it has just ended
-            output = Path(os.readlink(f"/proc/{guard}/fd/1"))
-            below = [_stat(pid) for pid in process_tree.descendants(guard)]
-            if output.parent == folder and below:
-                first = below[0]
-                cpu_s, resident = sum(stat.cpu_s for stat in below), sum(stat.resident for stat in below)
-                yield Process(output.stem, first.pid, first.state, first.age_s, cpu_s, resident, len(below))
 
 
 def _newest_checkpoint(run: Path) -> Kept | None:
@@ -176,20 +129,6 @@ def _newest_checkpoint(run: Path) -> Kept | None:
         return None
     folder = max(found, key=lambda folder: found[folder])
     return Kept(str(folder.relative_to(run)), time.time() - found[folder])
-
-
-class _Stat(NamedTuple):
-    pid: int
-    state: str
-    age_s: float
-    cpu_s: float
-    resident: int
-
-
-def _stat(pid: int) -> _Stat:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / TICKS
-    return _Stat(pid, fields[0], age_s, (int(fields[11]) + int(fields[12])) / TICKS, int(fields[21]) * PAGE)
 
 
 def _end(run: Path) -> str:
@@ -277,7 +216,7 @@ def _peers(found: Found, status: "Status", ago: float) -> Iterator[tuple[str, st
     children = {child.name: child for child in found.children}
     servers = {f"server {server.name}": server for server in status.servers}
     for peer in status.peers:
-        name = _file(peer.label)
+        name = run_processes.file_of(peer.label)
         child = children.pop(name, None)
         words = [f"{peer.state} for {ago - peer.since:.1f} s"]
         if server := servers.get(peer.label):
@@ -298,11 +237,6 @@ def _peers(found: Found, status: "Status", ago: float) -> Iterator[tuple[str, st
         yield from _tail(found, child.name)
 
 
-def _file(label: str) -> str:
-    """Name of its file in `stderr/`, by what the core calls it."""
-    return label.removeprefix("reward worker ").replace("server ", "server-")
-
-
 def _last_words(found: Found, peer: "PeerView", name: str) -> Iterator[tuple[str, str]]:
     if peer.why:
         yield "", f"it was lost: {peer.why.splitlines()[0]}"
@@ -310,15 +244,8 @@ def _last_words(found: Found, peer: "PeerView", name: str) -> Iterator[tuple[str
 
 
 def _tail(found: Found, name: str) -> Iterator[tuple[str, str]]:
-    path = Path(found.run) / "stderr" / f"{name}.log"
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return  # a server by URL, a rank on another host
-    for line in lines[-LAST_WORDS:]:
-        yield "", f"{path.name}: {line[:LINE]}"
+    for line in run_processes.last_lines(Path(found.run), name, LAST_WORDS):
+        yield "", f"{name}.log: {line[:LINE]}"
 
 
 def _process(child: Process) -> str:

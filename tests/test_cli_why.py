@@ -109,7 +109,7 @@ def test_a_full_disk_leaves_the_last_status_and_the_run_alone(
     now = 1.0
     file = status.StatusFile(
         tmp_path, "x", 4, Orchestrator(make_config().rules),
-        phase=lambda: "", waits=lambda: [], now=lambda: now, last_event=lambda: 0.0,
+        phase=lambda: "", waits=lambda: [], addresses=dict, now=lambda: now, last_event=lambda: 0.0,
     )  # fmt: skip
     file.write()
 

@@ -437,8 +437,8 @@ class Parts:
     def _status_file(self) -> StatusFile:
         return StatusFile(
             self.folder.root, self._config.name, self._config.train.steps, self._core,
-            phase=lambda: self._phase, waits=self._waits_outside, now=self.now,
-            last_event=lambda: self._last_event - self._begun,
+            phase=lambda: self._phase, waits=self._waits_outside, addresses=self._servers.addresses,
+            now=self.now, last_event=lambda: self._last_event - self._begun,
         )  # fmt: skip
 
     async def _watch_for_standstill(self) -> None:

@@ -194,6 +194,10 @@ class Servers:
         silent = {name: life.silent_s for name, life in self._lives.items() if not life.live.gone.is_set()}
         return ", ".join(f"server {name} has given no token for {s:g} s" for name, s in silent.items() if s)
 
+    def addresses(self) -> dict[str, str]:
+        """Where servers that have joined are asked, by name."""
+        return {name: client.address for name, client in self.clients.items()}
+
     def names(self) -> list[str]:
         return [str(number) for number in range(self._config.own_servers + len(self._config.rollout.urls))]
 

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +34,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     time: when this was written, seconds since 1970. pid, host: of the controller. at: the run clock then. ended: how
     the run ended, "" while it goes on. phase: what it does besides training (it saves the model, say), or "".
     waits: who waits for whom, from the outermost on. peers: the trainer first.
+    addresses: of servers, by name, for those who want to ask them themselves (`unix:PATH`, `http://HOST:PORT`).
     last_event: when something happened last. loop_lag_s: the longest that the loop stood still since the last writing.
     """
 
@@ -56,11 +57,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     balance: dict[str, int]
     peers: tuple[PeerView, ...]
     servers: tuple[ServerView, ...]
+    addresses: dict[str, str] = {}
 
 
 class StatusFile:
     """Keeps a run's file. name, steps: of the configuration. phase: what the run does besides training. waits: what is
-    waited for outside of the core. now: the run clock. last_event: run clock of the last thing that happened."""
+    waited for outside of the core. addresses: of servers. now: the run clock. last_event: run clock of the last thing
+    that happened."""
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class StatusFile:
         *,
         phase: Callable[[], str],
         waits: Callable[[], Sequence[str]],
+        addresses: Callable[[], Mapping[str, str]],
         now: Callable[[], float],
         last_event: Callable[[], float],
     ) -> None:
@@ -81,6 +85,7 @@ class StatusFile:
         self._core = core
         self._phase = phase
         self._waits = waits
+        self._addresses = addresses
         self._now = now
         self._last_event = last_event
         self._pid, self._host = os.getpid(), socket.gethostname()
@@ -137,6 +142,7 @@ class StatusFile:
             balance=view.balance,
             peers=view.peers,
             servers=view.servers,
+            addresses=dict(self._addresses()),
         )
 
 
