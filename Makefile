@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(EXTRA)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help env bubblewrap quickstart smollm2 test test-fast lint docs bench clean
+.PHONY: help env bubblewrap chromium quickstart smollm2 test test-fast lint docs bench clean
 
 help:
 	@echo "make quickstart   environment, then train a small model (a few minutes on 2 cores)"
@@ -39,7 +39,11 @@ smollm2: env
 bubblewrap:
 	tools/bring_bubblewrap.sh
 
-test: env bubblewrap
+# What the tests of `areal-async view` look at its pages with.
+chromium:
+	tools/bring_chromium.sh
+
+test: env bubblewrap chromium
 	$(PYTEST) -m "not gpu"
 
 test-fast: env bubblewrap
