@@ -1,0 +1,199 @@
+/* Which page is shown, the header above it, the keys, and when to ask again.
+
+What always holds: a page that is left hears of it (`hide`); a live run is asked every 2 s, one question at a time, and
+not while the window is hidden; a run that has ended isn't asked again. */
+
+import { address, badge, clock, closePanel, el, embedded, get, pages, place, showError } from "./common.js";
+import { runData } from "./store.js";
+
+const POLL_MS = 2_000;
+const POLL_AFTER_ERRORS_MS = 15_000; // at most: somebody may start the server again
+
+const NAVIGATION = [
+  ["overview", "Overview", "o"],
+  ["timeline", "Timeline", "t"],
+  ["samples", "Samples", "s"],
+  ["peers", "Servers & workers", "p"],
+  ["config", "Configuration", "c"],
+];
+const KEYS = [
+  ["g o", "overview"], ["g t", "timeline"], ["g s", "samples"], ["g p", "servers and workers"], ["g c", "configuration"],
+  ["g r", "all runs"], ["/", "search"], ["d", "dark or light"], ["?", "these keys"], ["Esc", "close"],
+];
+
+const byId = (id) => document.getElementById(id);
+let shown = { page: null, run: null };
+let turn = 0; // of the newest address: a page that came too late isn't shown
+let failures = 0;
+let timer = 0;
+
+// ------------------------------------------------------------------------------------------------------- pages
+
+async function route() {
+  const mine = ++turn;
+  clearTimeout(timer);
+  closePanel();
+  let { run, page, params } = place();
+  if (run === null) {
+    const runs = await get("/api/runs").catch(() => null);
+    if (mine !== turn) return;
+    if (runs === null) return later();
+    if (runs.single && runs.runs.length) return location.replace(address(runs.runs[0].key, "overview"));
+  }
+  await leave();
+  const module = page.replace(/[^a-z]/g, "");
+  try {
+    await import(`./${module}.js`);
+  } catch (problem) {
+    if (mine === turn) byId("main").replaceChildren(el("p", { class: "problem" }, `There is no page "${module}" (${problem.message}).`));
+    return;
+  }
+  if (mine !== turn) return;
+  const container = el("div", { class: `page page-${module}` });
+  byId("main").replaceChildren(container);
+  shown = { page: pages.get(module), run, name: module };
+  header();
+  try {
+    if (run !== null) {
+      await runData(run).update();
+      if (mine !== turn) return;
+      showError("");
+      header();
+    }
+    await shown.page.show(container, run, params);
+  } catch (problem) {
+    if (mine !== turn) return;
+    if (!container.childElementCount) container.append(el("p", { class: "problem" }, problem.message));
+    if (problem.status === undefined) console.error(problem);
+  }
+  if (mine === turn) later();
+}
+
+async function leave() {
+  const left = shown;
+  shown = { page: null, run: null };
+  await left.page?.hide?.();
+}
+
+// ----------------------------------------------------------------------------------------------------- polling
+
+function later() {
+  clearTimeout(timer);
+  if (embedded) return;
+  const again = shown.run === null || runData(shown.run).live || failures > 0;
+  if (again) timer = setTimeout(poll, Math.min(POLL_MS * 2 ** failures, POLL_AFTER_ERRORS_MS));
+}
+
+async function poll() {
+  if (document.hidden) return; // visibilitychange begins again
+  const mine = turn;
+  if (shown.page === null) return route();
+  try {
+    if (shown.run !== null) await runData(shown.run).update();
+    if (mine !== turn) return;
+    header();
+    await shown.page.refresh?.();
+    if (failures > 0) showError("");
+    failures = 0;
+  } catch (problem) {
+    failures += 1;
+    if (problem.status === undefined) console.error(problem);
+  }
+  if (mine === turn) later();
+}
+
+// ------------------------------------------------------------------------------------------------------ header
+
+function header() {
+  const { run, name } = shown;
+  const latest = run === null ? null : runData(run).latest;
+  const row = latest?.run;
+  byId("pages").hidden = run === null;
+  byId("pages").replaceChildren(...NAVIGATION.map(([page, title]) => {
+    const here = page === name || (page === "samples" && name === "sample");
+    return el("a", { href: address(run, page), "aria-current": here ? "page" : null }, title);
+  }));
+  const title = run === null ? "all runs" : row?.name ?? run;
+  byId("run-name").replaceChildren(title);
+  document.title = `${title} – areal-async`;
+  byId("run-state").replaceChildren(...(row ? [badge(row.state), row.end ? el("span", { class: "dim end" }, " ", row.end) : ""] : []));
+  byId("run-step").textContent = row ? (row.steps ? `step ${row.version} of ${row.steps}` : `step ${row.version}`) : "";
+  byId("run-clock").textContent = row ? clock(row.seconds) : "";
+  const share = row?.steps ? Math.min(1, row.version / row.steps) : null;
+  byId("progress").hidden = share === null;
+  if (share !== null) {
+    byId("progress").setAttribute("aria-valuenow", String(Math.round(100 * share)));
+    byId("progress").firstElementChild.style.width = `${100 * share}%`;
+  }
+  const reading = latest?.reading;
+  const part = reading && reading.of > 0 ? Math.floor((100 * reading.nbytes) / reading.of) : 0;
+  byId("run-reading").textContent = reading && !reading.done && part < 100 ? `reading the log: ${part} %` : "";
+}
+
+// -------------------------------------------------------------------------------------------------------- keys
+
+function switchTheme() {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  try {
+    localStorage.setItem("areal-theme", root.dataset.theme);
+  } catch {
+    // No storage: it holds for this window alone.
+  }
+  window.dispatchEvent(new Event("theme"));
+}
+
+function showKeys() {
+  const dialog = byId("keys");
+  dialog.replaceChildren(
+    el("h2", { id: "keys-title" }, "Keys"),
+    el("dl", {}, KEYS.map(([keys, what]) => [el("dt", {}, keys.split(" ").map((key) => el("kbd", {}, key))), el("dd", {}, what)])),
+    el("form", { method: "dialog" }, el("button", {}, "close")),
+  );
+  dialog.showModal();
+}
+
+let wentAt = -Infinity; // when "g" was pressed, milliseconds
+const GO_MS = 1_500;
+
+function key(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || byId("keys").open) return;
+  if (event.key === "Escape") {
+    if (closePanel()) event.preventDefault();
+    return;
+  }
+  if (event.target.closest("input, textarea, select, [contenteditable]")) return;
+  const { run } = place();
+  const page = NAVIGATION.find(([, , letter]) => letter === event.key)?.[0];
+  if (event.timeStamp - wentAt < GO_MS && (event.key === "r" || (page && run !== null))) {
+    location.hash = event.key === "r" ? "#/" : address(run, page);
+  } else if (event.key === "/") {
+    const search = document.querySelector("#main [data-search]");
+    if (!search) return;
+    search.focus();
+    search.select?.();
+  } else if (event.key === "?") {
+    showKeys();
+  } else if (event.key === "d") {
+    switchTheme();
+  } else {
+    wentAt = event.key === "g" ? event.timeStamp : -Infinity;
+    return;
+  }
+  wentAt = -Infinity;
+  event.preventDefault();
+}
+
+document.addEventListener("keydown", key);
+byId("theme-button").addEventListener("click", switchTheme);
+byId("keys-button").addEventListener("click", showKeys);
+window.addEventListener("hashchange", route);
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden && shown.page !== null) poll();
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // "#main" is no address of a page
+  byId("main").focus();
+});
+route();

@@ -1,0 +1,48 @@
+/* What is known of a run: the newest `Overview`, and all rows of metrics.jsonl that came so far.
+
+What always holds: one question at a time a run, which asks only for what is new; rows are in the order of the file. */
+
+import { embedded, get, isLive, of } from "./common.js";
+
+class RunData {
+  constructor(key) {
+    this.key = key;
+    this.rows = [];
+    this.latest = null;
+    this.next = 0;
+    this.asking = null;
+  }
+
+  /** Asks for what is new; those who ask meanwhile share the answer. */
+  update(options = {}) {
+    this.asking ??= this.#ask(options).finally(() => (this.asking = null));
+    return this.asking;
+  }
+
+  async #ask(options) {
+    if (embedded && this.latest) return this;
+    let answer = await get(of(this.key, "overview"), { since: this.next }, options);
+    if (answer.next < this.next) {
+      // The file has become shorter: another run has taken this folder's name.
+      this.rows = [];
+      answer = await get(of(this.key, "overview"), { since: 0 }, options);
+    }
+    this.rows.push(...answer.rows);
+    this.next = answer.next;
+    this.latest = answer;
+    return this;
+  }
+
+  /** Whether more may come. */
+  get live() {
+    return !embedded && (this.latest === null || isLive(this.latest.run.state) || !this.latest.reading.done);
+  }
+}
+
+const known = new Map();
+
+/** The one `RunData` of this run. */
+export function runData(key) {
+  if (!known.has(key)) known.set(key, new RunData(key));
+  return known.get(key);
+}
