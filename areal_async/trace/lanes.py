@@ -1,4 +1,5 @@
-"""A file of Chrome trace events, written lane by lane: ui.perfetto.dev, chrome://tracing and Perfetto's tools open it.
+"""What a run is drawn on: a canvas of lanes, and the one that is a file of Chrome trace events, which ui.perfetto.dev,
+chrome://tracing and Perfetto's tools open.
 
 The format: "Trace Event Format" (Google, 2016), its JSON object form. A lane is a named thread of a named process.
 
@@ -10,7 +11,7 @@ of one lane follow one another, or lie inside of each other.
 import heapq
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import BinaryIO, Final, NamedTuple, TypeAlias
+from typing import BinaryIO, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -40,8 +41,40 @@ class Point(NamedTuple):
     at: int
 
 
+class Unfinished(NamedTuple):
+    """A span that isn't on the canvas yet. end: None while it grows; else only its args and colour may still change."""
+
+    lane: Lane
+    name: str
+    begin: int
+    end: int | None
+    args: Args
+
+
+class Canvas(Protocol):
+    """Times are microseconds of the run clock."""
+
+    def process(self, name: str, order: int) -> int:
+        """The number of a process, which is listed by its `order`."""
+
+    def lane(self, process: str, name: str) -> Lane:
+        """A lane of a process that there is; lanes are listed in the order in which they were asked for."""
+
+    def span(self, lane: Lane, name: str, begin: int, end: int, args: Args, colour: str = "") -> Point:
+        """end: at least `LEAST_US` after `begin`. colour: a name of chrome://tracing's. Returns where it begins."""
+
+    def mark(self, lane: Lane, name: str, at: int, args: Args) -> None:
+        """A line over all lanes at one moment."""
+
+    def counter(self, process: str, name: str, at: int, value: float) -> None:
+        """A value of a process's, from this moment on."""
+
+    def arrows_along(self, kind: str, name: str, points: Sequence[Point]) -> None:
+        """Arrows from each of these points, which lie in spans, to the next. kind: that viewers show or hide."""
+
+
 class TraceFile:
-    """Writes to `file`, which stays open. spans, arrows, events: how many were written."""
+    """A canvas. Writes to `file`, which stays open. spans, arrows, events: how many were written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -57,7 +90,6 @@ class TraceFile:
         self._file.write(b'{"traceEvents":[')
 
     def process(self, name: str, order: int) -> int:
-        """The number of a process, which is listed by its `order`."""
         if name not in self._processes:
             pid = self._processes[name] = len(self._processes) + 1
             self._meta("process_name", pid, 0, {"name": name})
@@ -65,7 +97,6 @@ class TraceFile:
         return self._processes[name]
 
     def lane(self, process: str, name: str) -> Lane:
-        """A lane of a process that there is; lanes are listed in the order in which they were asked for."""
         key = (process, name)
         if key not in self._lanes:
             pid = self._processes[process]
@@ -76,8 +107,7 @@ class TraceFile:
         return self._lanes[key]
 
     def span(self, lane: Lane, name: str, begin: int, end: int, args: Args, colour: str = "") -> Point:
-        """end: at least `LEAST_US` after `begin`. colour: a name of chrome://tracing's; Perfetto colours by the
-        words of the name. Returns where it begins."""
+        """colour: Perfetto ignores it, and colours by the words of the name."""
         event: dict[str, object] = {
             "ph": "X", "pid": lane.pid, "tid": lane.tid, "ts": begin, "dur": end - begin, "name": name,
             "cat": "run", "args": args,
@@ -89,7 +119,6 @@ class TraceFile:
         return Point(lane, begin)
 
     def mark(self, lane: Lane, name: str, at: int, args: Args) -> None:
-        """A line over all lanes at one moment."""
         self._write(
             {"ph": "i", "s": "g", "pid": lane.pid, "tid": lane.tid, "ts": at, "name": name, "cat": "run", "args": args}
         )
@@ -98,7 +127,6 @@ class TraceFile:
         self._write({"ph": "C", "pid": self._processes[process], "ts": at, "name": name, "args": {"value": value}})
 
     def arrows_along(self, kind: str, name: str, points: Sequence[Point]) -> None:
-        """Arrows from each of these points, which lie in spans, to the next. kind: that viewers show or hide."""
         if len(points) < 2 or any(before.at > after.at for before, after in pairwise(points)):
             return  # things of one microsecond are drawn one after another: an arrow may not lead back
         self._arrow += 1

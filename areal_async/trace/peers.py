@@ -4,6 +4,8 @@ What always holds: a peer is in one state at a time, and its lane has no gap but
 it. What a kill, a loss or the log's end has cut off ends there, and says so in its name.
 """
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 from areal_async.messages import (
@@ -27,7 +29,7 @@ from areal_async.messages import (
     Swapped,
     Train,
 )
-from areal_async.trace.lanes import LEAST_US, Args, Lane, Packing, Point, TraceFile, Value, us
+from areal_async.trace.lanes import LEAST_US, Args, Canvas, Lane, Packing, Point, Unfinished, Value, us
 
 CUT: Final = "cut off"
 LEDGER, PROMPTS, TRAINER, WEIGHTS, REWARDS = "ledger", "prompts", "trainer", "weights", "rewards"
@@ -56,9 +58,9 @@ def on_branch(name: str, branch: int) -> str:
 class StateLane:
     """A lane that is in one state at a time, or in none."""
 
-    def __init__(self, file: TraceFile, process: str, name: str) -> None:
-        self._file = file
-        self.lane: Lane = file.lane(process, name)
+    def __init__(self, canvas: Canvas, process: str, name: str) -> None:
+        self._canvas = canvas
+        self.lane: Lane = canvas.lane(process, name)
         self._state = ""
         self._begin = 0
         self._args: dict[str, Value] = {}
@@ -82,9 +84,13 @@ class StateLane:
         if at > self._begin or self._state != "idle":
             self._free = max(at, self._begin + LEAST_US)
             colour = _COLOURS.get(self._state.partition(" ")[0], "") if not why else "terrible"
-            self._file.span(self.lane, name, self._begin, self._free, {**self._args, **(args or {})}, colour)
+            self._canvas.span(self.lane, name, self._begin, self._free, {**self._args, **(args or {})}, colour)
         self._state = ""
         return self._begin
+
+    def unfinished(self) -> Iterator[Unfinished]:
+        if self._state:
+            yield Unfinished(self.lane, self._state, self._begin, None, self._args)
 
 
 class TrainerLane:
@@ -93,10 +99,10 @@ class TrainerLane:
     What is told of anything but what they do now comes too late, and changes nothing.
     """
 
-    def __init__(self, file: TraceFile) -> None:
-        file.process(TRAINER, ORDER[TRAINER])
-        self._file = file
-        self._lane = StateLane(file, TRAINER, "ranks")
+    def __init__(self, canvas: Canvas) -> None:
+        canvas.process(TRAINER, ORDER[TRAINER])
+        self._canvas = canvas
+        self._lane = StateLane(canvas, TRAINER, "ranks")
         self._lane.go("starting", 0)
         self.published: dict[int, Point] = {}
         self.steps = 0
@@ -129,7 +135,7 @@ class TrainerLane:
                 self._branch += 1
                 why = "resumed" if event.resumed is not None else "the trainer was lost"
                 name = f"back to v{event.to} (branch {self._branch}): {why}"
-                self._file.mark(self._lane.lane, name, at, {"why": event.why})
+                self._canvas.mark(self._lane.lane, name, at, {"why": event.why})
                 if event.resumed is not None:
                     self._lane.go("starting", at)
 
@@ -142,7 +148,7 @@ class TrainerLane:
         args: dict[str, Value] = {"step": command.step, "branch": command.branch, "groups": list(command.groups)}
         point = self._lane.go(name, at, {**args, **about})
         if before := self._steps.get(command.step):
-            self._file.arrows_along("trained again", f"step {command.step}", [before, point])
+            self._canvas.arrows_along("trained again", f"step {command.step}", [before, point])
         self._steps[command.step] = point
 
     def command(self, command: AnyCommand, at: int) -> None:
@@ -172,6 +178,9 @@ class TrainerLane:
         if note.what == "model_saved":
             self._lane.end(us(note.at), args={"model": "saved"})
 
+    def unfinished(self) -> Iterator[Unfinished]:
+        return self._lane.unfinished()
+
     def cut(self, at: int) -> None:
         self._lane.end(at, CUT if self._lane.state != "idle" else "")
 
@@ -183,13 +192,13 @@ class TrainerLane:
 class ServerLanes:
     """One server: its state, its evaluations, and the samples on it, in as few lanes as they need. swaps: done."""
 
-    def __init__(self, file: TraceFile, name: str, at: int) -> None:
+    def __init__(self, canvas: Canvas, name: str, at: int) -> None:
         """at: since when it starts."""
         self.process = f"server {name}"
         order = int(name) if name.isdecimal() else _UNNUMBERED + len(name)
-        file.process(self.process, _FIRST_SERVER + order)
-        self._file = file
-        self._lane = StateLane(file, self.process, "state")
+        canvas.process(self.process, _FIRST_SERVER + order)
+        self._canvas = canvas
+        self._lane = StateLane(canvas, self.process, "state")
         self._lane.go("starting", at)
         self._evaluation: StateLane | None = None
         self._serves = ""
@@ -202,7 +211,7 @@ class ServerLanes:
         return self._lane.state in ("lost", "quarantined")
 
     def sample_lane(self, number: int) -> Lane:
-        return self._file.lane(self.process, f"samples {number}")
+        return self._canvas.lane(self.process, f"samples {number}")
 
     def joined(self, at: int, since: int) -> None:
         """since: the beginning of the present controller, which has started it then."""
@@ -244,7 +253,7 @@ class ServerLanes:
 
     def evaluate(self, command: Evaluate, at: int) -> None:
         if self._evaluation is None:
-            self._evaluation = StateLane(self._file, self.process, "evaluation")
+            self._evaluation = StateLane(self._canvas, self.process, "evaluation")
         self._evaluation.go(f"evaluate v{command.version}", at)
 
     def evaluated(self, event: EvaluationDone | Failed, at: int) -> None:
@@ -256,6 +265,11 @@ class ServerLanes:
             args = {"score": event.score, "n": event.n, "tokens": event.tokens, "seconds": event.seconds}
             self._evaluation.end(at, args=args)
 
+    def unfinished(self) -> Iterator[Unfinished]:
+        yield from self._lane.unfinished()
+        if self._evaluation is not None:
+            yield from self._evaluation.unfinished()
+
     def cut(self, at: int, why: str = CUT) -> None:
         """A new controller has other servers; or the log ends."""
         self._end_swap(at, why)
@@ -266,7 +280,7 @@ class ServerLanes:
     def _pause(self, begin: int, end: int, pause: int) -> None:
         """How long its answers stood still: the last thing of a swap is that they go on."""
         if pause and end - begin > LEAST_US:
-            self._file.span(self._lane.lane, "answers stand still", max(begin, end - pause), end, {})
+            self._canvas.span(self._lane.lane, "answers stand still", max(begin, end - pause), end, {})
 
     def _end_swap(self, at: int, why: str, args: Args | None = None) -> None:
         if self._swap is not None:
@@ -281,10 +295,10 @@ class ServerLanes:
 class Waves:
     """When servers are given new weights: one after another, or several at a time."""
 
-    def __init__(self, file: TraceFile) -> None:
-        file.process(WEIGHTS, ORDER[WEIGHTS])
-        self._file = file
-        self._lane = file.lane(WEIGHTS, "swaps of servers")
+    def __init__(self, canvas: Canvas) -> None:
+        canvas.process(WEIGHTS, ORDER[WEIGHTS])
+        self._canvas = canvas
+        self._lane = canvas.lane(WEIGHTS, "swaps of servers")
         self._begin = 0
         self._free = 0
         self._busy: set[str] = set()
@@ -319,10 +333,20 @@ class Waves:
         if self._busy or not self._servers:
             return
         end = max(at, self._begin + LEAST_US)
-        name = "to " + ", ".join(f"v{version}" for version in self._versions)
-        args: dict[str, Value] = {"servers": ", ".join(self._servers), "pause_s": self._still_s}
-        self._file.span(self._lane, name, self._begin, end, args, _COLOURS["swapping"])
+        self._canvas.span(self._lane, self._name, self._begin, end, self._args, _COLOURS["swapping"])
         self._free, self._servers = end, []
+
+    def unfinished(self) -> Iterator[Unfinished]:
+        if self._servers:
+            yield Unfinished(self._lane, self._name, self._begin, None, self._args)
+
+    @property
+    def _name(self) -> str:
+        return "to " + ", ".join(f"v{version}" for version in self._versions)
+
+    @property
+    def _args(self) -> Args:
+        return {"servers": ", ".join(self._servers), "pause_s": self._still_s}
 
     def cut(self, at: int) -> None:
         self._busy.clear()
@@ -332,15 +356,15 @@ class Waves:
 class RewardLanes:
     """The workers' states; the checks, in as few lanes as they need. Which worker makes a check no log tells."""
 
-    def __init__(self, file: TraceFile) -> None:
-        file.process(REWARDS, ORDER[REWARDS])
-        self._file = file
+    def __init__(self, canvas: Canvas) -> None:
+        canvas.process(REWARDS, ORDER[REWARDS])
+        self._canvas = canvas
         self._workers: dict[str, StateLane] = {}
         self._since = 0
         self.packing = Packing()
 
     def check_lane(self, number: int) -> Lane:
-        return self._file.lane(REWARDS, f"checks {number}")
+        return self._canvas.lane(REWARDS, f"checks {number}")
 
     def event(self, event: AnyEvent, at: int) -> None:
         match event:
@@ -354,13 +378,16 @@ class RewardLanes:
     def started(self, worker: str, at: int) -> None:
         self._worker(worker).go("starting", at)
 
+    def unfinished(self) -> Iterator[Unfinished]:
+        return chain.from_iterable(lane.unfinished() for lane in self._workers.values())
+
     def cut(self, at: int, why: str = CUT) -> None:
         for lane in self._workers.values():
             lane.end(at, why)
 
     def _worker(self, name: str) -> StateLane:
         if name not in self._workers:
-            self._workers[name] = StateLane(self._file, REWARDS, name)
+            self._workers[name] = StateLane(self._canvas, REWARDS, name)
         lane = self._workers[name]
         if not lane.state:
             lane.go("starting", self._since)

@@ -5,7 +5,7 @@ answer came, its server was lost, the request was sent elsewhere, or it was canc
 its fate is known, since they tell it, so memory holds what is outstanding, and no more.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,7 +26,7 @@ from areal_async.messages import (
     Train,
     group_of,
 )
-from areal_async.trace.lanes import LEAST_US, Lane, Packing, Point, TraceFile, Value, us
+from areal_async.trace.lanes import LEAST_US, Canvas, Lane, Packing, Point, Unfinished, Value, us
 from areal_async.trace.life import GroupLife
 from areal_async.trace.peers import CUT, PROMPTS, RewardLanes, ServerLanes
 
@@ -71,16 +71,16 @@ class Trails:
 
     def __init__(
         self,
-        file: TraceFile,
+        canvas: Canvas,
         follows: Callable[[SampleId], bool],
         server: Callable[[str], ServerLanes],
         rewards: RewardLanes,
     ) -> None:
-        self._file = file
+        self._canvas = canvas
         self._follows = follows
         self._server = server
         self._rewards = rewards
-        self._prompts = file.lane(PROMPTS, "read")
+        self._prompts = canvas.lane(PROMPTS, "read")
         self._prompts_free = 0
         self._asked: dict[GroupId, tuple[int, int]] = {}  # position, when
         self._read: dict[GroupId, Point] = {}
@@ -164,6 +164,12 @@ class Trails:
             if part := trail.open:
                 self._close(part, at, CUT)
 
+    def unfinished(self) -> Iterator[Unfinished]:
+        """Stays and checks of samples whose fate isn't known yet."""
+        for trail in self._trails.values():
+            for part in trail.parts:
+                yield Unfinished(part.lane, part.name, part.begin, part.end, part.args)
+
     # ------------------------------------------------------------------------------------------ when a fate is known
 
     def about_step(self, command: Train) -> dict[str, Value]:
@@ -207,9 +213,9 @@ class Trails:
                 part.args |= {name: verdict[name] for name in ("verdict", "reward") if name in verdict}
                 lag = told.get("lag")
                 part.colour = _LAG_COLOURS[min(lag, len(_LAG_COLOURS) - 1)] if isinstance(lag, int) else "grey"
-            self._file.span(part.lane, part.name, part.begin, part.end, {**part.args, **told}, part.colour)
+            self._canvas.span(part.lane, part.name, part.begin, part.end, {**part.args, **told}, part.colour)
         if self._follows(sample) and len(points) > 1:
-            self._file.arrows_along("samples", sample, points)
+            self._canvas.arrows_along("samples", sample, points)
             self.arrows += 1
 
     # ------------------------------------------------------------------------------------------------------------
@@ -219,7 +225,7 @@ class Trails:
         position, asked = self._asked.pop(group, (-1, at))
         begin = min(at, max(asked, self._prompts_free))  # of one microsecond with the one before: drawn in it
         self._prompts_free = end = max(at, begin + LEAST_US)
-        point = self._file.span(self._prompts, name, begin, end, {"position": position, **args})
+        point = self._canvas.span(self._prompts, name, begin, end, {"position": position, **args})
         self._read[group] = point
 
     def _stay(self, sample: SampleId, server: str, at: int, args: dict[str, Value]) -> None:
