@@ -59,24 +59,29 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a figure. field: of `metrics.jsonl`; "verdicts/right" is an entry of a field that has several, and
-    "verdicts/*" all of its entries. stacked: on the others of the figure."""
+    "verdicts/*" all of its entries. stacked: on the others of the figure. per: the field by which it is divided (tokens
+    a second), "" for none."""
 
     field: str
     label: str
     stacked: bool = False
+    per: str = ""
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """about: one sentence that explains it, with the denominator. unit: of the axis, "" for none. range: of the axis,
-    None: as the values are. kind: lags is a histogram of `Lags`. main: it belongs to the few that come first."""
+    """about: what it shows, with the denominator. unit: of the axis, "" for none; "%": the values are shares in 0..1, and
+    shown as percent. range: of the axis, None: as the values are. kind: lags is a histogram of `Lags`; busy are the four
+    parts of `figures.busy_parts`, stacked to 100 %. log: the axis is logarithmic. main: it belongs to the few that come
+    first."""
 
     key: str
     title: str
     unit: str
     about: str
     series: list[Series]
-    kind: Literal["lines", "lags"] = "lines"
+    kind: Literal["lines", "lags", "busy"] = "lines"
     range: tuple[float, float] | None = None
+    log: bool = False
     main: bool = False
 
 
