@@ -1,4 +1,4 @@
-"""The command line: `areal-async run|check|eval|score|why|audit|replay|trace|simulate|worker`.
+"""The command line: `areal-async run|check|eval|score|why|audit|replay|trace|view|simulate|worker`.
 
 What always holds: exit code 0 where all is well, 1 where the thing failed, 2 where the command line or the
 configuration is wrong; an error that was foreseen is a message, without a traceback.
@@ -21,6 +21,7 @@ from areal_async.cli_replay import add_replay
 from areal_async.cli_score import add_score
 from areal_async.cli_simulate import add_simulate
 from areal_async.cli_trace import add_trace
+from areal_async.cli_view import add_view
 from areal_async.cli_why import add_why
 from areal_async.cli_worker import add_worker
 from areal_async.errors import ArealError, ConfigError
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add_replay(commands)
     add_simulate(commands)
     add_trace(commands)
+    add_view(commands)
     add_why(commands)
     add_worker(commands)
     return parser

@@ -16,7 +16,7 @@ import msgspec
 
 from areal_async import run_processes
 from areal_async.errors import ArealError, ConfigError
-from areal_async.run_processes import Process
+from areal_async.run_processes import OLD_S, Process
 
 if TYPE_CHECKING:
     from areal_async.controller.status import Status
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # argparse has no public name for it
 
 RUNS: Final = Path("runs")
-OLD_S: Final = 10.0  # a status is written every 2 s
 LAST_WORDS: Final = 3  # lines of a lost child
 LINE: Final = 300  # characters of each
 # states that need no explanation

@@ -15,6 +15,7 @@ import msgspec
 
 from areal_async import process_tree
 
+OLD_S: Final = 10.0  # of a status, which is written every 2 s: older than this its loop stands still
 TAIL_BYTES: Final = 1 << 14  # of a file's end: enough for the last lines of any child
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,92 @@
+"""Which runs there are: one that was named, or all in a folder, looked up anew each time that somebody asks.
+
+What always holds: of each run only the small files are read (`status.json`, the configuration's name, the last line of
+`metrics.jsonl`), and only when they have changed, so hundreds can be listed again and again; a run is found by its key
+among the folders that there are, and a key is never joined to a path. A run that can't be read is a row with a problem.
+"""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Final
+
+from areal_async.cli_folder import LOG_NAME
+from areal_async.errors import ConfigError
+from areal_async.view.api import Runs
+from areal_async.view.rows import NAME as METRICS_NAME
+from areal_async.view.rows import Row
+from areal_async.view.told import Told, holds_run, last_row, mark
+
+AT_ONCE: Final = 20  # runs whose files are looked at before others get their turn; each takes about 0.2 ms
+
+
+class RunFolders:
+    """path: a run, or a folder of runs. Errors: ConfigError: it is neither."""
+
+    def __init__(self, path: Path) -> None:
+        if path.name == "log" and (path / LOG_NAME).is_file() and holds_run(path.parent):
+            path = path.parent  # the log folder in a run is the run
+        self.single = holds_run(path)
+        self.path = path
+        self._key = path.resolve().name or "run"
+        self._listed: dict[str, _Listed] = {}
+        if not self.single and not self._find():
+            raise ConfigError(_why_not(path))
+
+    def folder(self, key: str) -> Path | None:
+        """None: there is no such run."""
+        return self._find().get(key)
+
+    async def rows(self) -> Runs:
+        """The newest first."""
+        found = self._find()
+        self._listed = {key: self._listed.get(key) or _Listed(folder, key) for key, folder in found.items()}
+        rows = []
+        for number, listed in enumerate(list(self._listed.values())):
+            rows.append(listed.told.row(listed.last()))
+            if number % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)
+        return Runs(runs=sorted(rows, key=lambda row: (-(row.began or 0.0), row.key)), single=self.single)
+
+    def _find(self) -> dict[str, Path]:
+        if self.single:
+            return {self._key: self.path}
+        try:
+            with os.scandir(self.path) as entries:
+                folders = [Path(entry.path) for entry in entries if entry.is_dir()]
+        except OSError:
+            return {}  # it was removed while somebody looks
+        return {folder.name: folder for folder in folders if folder.name in self._listed or holds_run(folder)}
+
+
+class _Listed:
+    """A run of the list."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.told = Told(folder, key)
+        self._mark = (0, 0, 0)
+        self._last: Row | None = None
+
+    def last(self) -> Row | None:
+        """Of `metrics.jsonl`, read again when it has grown."""
+        now = mark(self.told.folder / METRICS_NAME)
+        if now != self._mark:
+            self._mark, self._last = now, last_row(self.told.folder)
+        return self._last
+
+
+def _why_not(path: Path) -> str:
+    if not path.exists():
+        return f"command line: view: {path}: no such folder; name a run folder (runs/NAME-TIME) or a folder of runs"
+    if not path.is_dir():
+        return f"command line: view: {path}: is no folder; name a run folder (runs/NAME-TIME) or a folder of runs"
+    try:
+        empty = not any(path.iterdir())
+    except OSError as error:
+        return f"command line: view: {path}: can't be read: {error.strerror}"
+    if empty:
+        return f"command line: view: {path}: is empty; name a run folder (runs/NAME-TIME) or a folder of runs"
+    return (
+        f"command line: view: {path}: is no run (no log/{LOG_NAME}, {METRICS_NAME} or status.json), and no folder in it "
+        "is one; name a run folder (runs/NAME-TIME) or a folder of runs"
+    )
