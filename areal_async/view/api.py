@@ -5,7 +5,8 @@
     GET /api/figures                            [Figure]: what the overview draws, the same for all runs
     GET /api/runs/{run}/overview?since=N        Overview; rows from line N of metrics.jsonl on
     GET /api/runs/{run}/lags?from=A&to=B        Lags: of trained tokens of the steps A … B - 1
-    GET /api/runs/{run}/timeline?from=&to=&width=   Timeline: seconds of the run clock, pixels
+    GET /api/runs/{run}/timeline?from=&to=&width=&open=   Timeline: seconds of the run clock, pixels; open: groups
+                                                whose slots are wanted, with commas; without it those that are few
     GET /api/runs/{run}/story?id=THING          Story
     GET /api/runs/{run}/samples?…               SamplePage; the filters are the fields of `SampleQuery`
     GET /api/runs/{run}/samples/{id}            SampleFull
@@ -69,10 +70,10 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """about: what it shows, with the denominator. unit: of the axis, "" for none; "%": the values are shares in 0..1, and
-    shown as percent. range: of the axis, None: as the values are. kind: lags is a histogram of `Lags`; busy are the four
-    parts of `figures.busy_parts`, stacked to 100 %. log: the axis is logarithmic. main: it belongs to the few that come
-    first."""
+    """about: what it shows, with the denominator. unit: of the axis, "" for none; "%": the values are shares in 0..1,
+    and shown as percent. range: of the axis, None: as the values are. kind: lags is a histogram of `Lags`; busy are the
+    four parts of `figures.busy_parts`, stacked to 100 %. log: the axis is logarithmic. main: it belongs to the few that
+    come first."""
 
     key: str
     title: str
@@ -146,19 +147,26 @@ class Lags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """group: servers, rewards, trainer, swaps, prompts … in the order in which they are shown."""
+    """group: prompts, trainer, weights, server 0 …, rewards, in the order in which they are shown. kind: a state lane
+    has one thing at a time; a load lane tells how many things of its group went on at a time (`Timeline.loads`); a slot
+    is one of the places in which these lie, one after another. slots: of a load lane: how many there are."""
 
     lane: int
     group: str
     name: str
+    kind: Literal["state", "load", "slot"] = "state"
+    slots: int = 0
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """What was there between `begin` and `end`.
 
-    spans: [lane, begin, end, kind, name, thing, count]; kind: an index into `kinds`; thing: id for a `Story`, or "";
-    count: of spans that are drawn as one, since they are closer together than a pixel (1: it is a span itself).
-    marks: [at, name]: moments that concern all lanes. seconds: of the whole run. total: spans of the whole run.
+    spans: [lane, begin, end, kind, name, thing, count]; kind: an index into `kinds`, of which a later one is drawn over
+    an earlier; thing: id for a `Story`, or ""; count: of spans that are drawn as one, since they are shorter than a
+    pixel (1: it is a span itself). In the order of `lane` and `begin`. loads: [lane, values]: how many things of a
+    group went on at a time, on average, in equal parts of begin … end. pixel: seconds; larger than it was asked for
+    where there would be too many spans. marks: [at, name]: moments that concern all lanes. seconds: of the whole run.
+    total: spans of the whole run.
     """
 
     begin: float
@@ -168,6 +176,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     lanes: list[Lane]
     kinds: list[str]
     spans: list[tuple[int, float, float, int, str, str, int]]
+    loads: list[tuple[int, list[float]]]
+    pixel: float
     marks: list[tuple[float, str]]
     reading: Reading
 

@@ -54,8 +54,8 @@ _FIRST: Final = (
     Figure(
         key="reward", title="Reward", unit="reward", main=True,
         series=[Series(field="reward_mean", label="training"), Series(field="eval_score", label="evaluation")],
-        about="Mean reward of the samples that a step trained. Points: mean reward of an evaluation, at the version that "
-        "it evaluated.",
+        about="Mean reward of the samples that a step trained. Points: mean reward of an evaluation, at the version "
+        "that it evaluated.",
     ),
     Figure(
         key="lag", title="Lag", unit="steps", main=True,
@@ -75,8 +75,8 @@ _FIRST: Final = (
             Series(field="tokens_generated", label="generated", per="step_s"),
             Series(field="tokens_trained", label="trained", per="step_s"),
         ],
-        about="Response tokens of the answers that were finished since the step before, and loss-mask tokens of the step, "
-        "both divided by `step_s`, the wall time since the step before.",
+        about="Response tokens of the answers that were finished since the step before, and loss-mask tokens of the "
+        "step, both divided by `step_s`, the wall time since the step before.",
     ),
     Figure(
         key="busy", title="Who was busy", unit="%", kind="busy", range=(0.0, 1.0), main=True,
@@ -96,14 +96,14 @@ _FIRST: Final = (
             Series(field="train_s", label="training"),
             Series(field="trainer_wait_s", label="trainer idle"),
         ],
-        about="Wall time since the step before was done; what the ranks took for the step; how long the trainer stood idle "
-        "before it.",
+        about="Wall time since the step before was done; what the ranks took for the step; how long the trainer stood "
+        "idle before it.",
     ),
     _one("swap_pause_s", "Swap pauses", "s", main=True),
     _one("entropy", "Entropy", "nats", main=True),
     _one("mismatch_max", "Mismatch", "nats", log=True, main=True,
-         about="Largest |log π_prox − log π_behav| over trained tokens of lag 0, for which servers and trainer should compute "
-         "the same: about 1e-5 in float32, a few hundredths in bfloat16. No point where a step has no such token."),
+         about="Largest |log π_prox − log π_behav| over trained tokens of lag 0, for which servers and trainer should "
+         "compute the same: about 1e-5 in float32, a few hundredths in bfloat16. A step without one has no point."),
     Figure(
         key="clipped", title="Clipped and capped", unit="%", main=True,
         series=[Series(field="clip_share", label="clipped"), Series(field="capped_share", label="over weight_cap")],
@@ -118,7 +118,8 @@ _MORE: Final = (
     _one("loss", "Loss", "loss"),
     _one("grad_norm", "Gradient norm", "norm"),
     _one("lr", "Learning rate", "rate"),
-    _one("kl_ref", "Distance to the reference", "nats"),
+    _one("kl_ref", "Distance to the reference", "nats",
+         about="Distance to the reference model by `kl_estimator`, mean over trained tokens; 0 without a reference."),
     _one("behav_k3", "KL of behaviour and prox", "nats", about=_says("behav_k3") + " It grows with the lag."),
     _one("behav_ess", "Effective sample size", "%", about=_says("behav_ess") + " 100 %: all tokens count alike."),
     Figure(
@@ -127,8 +128,8 @@ _MORE: Final = (
     ),
     Figure(
         key="pass_at", title="pass@k", unit="%", series=[Series(field="eval_pass_at/*", label="k = ")],
-        about="Of each evaluation, at the version that it evaluated: estimated share of prompts of which at least one of k "
-        "answers is right.",
+        about="Of each evaluation, at the version that it evaluated: estimated share of prompts of which at least one "
+        "of k answers is right.",
     ),
     _one("mixed_share", "Samples of several versions", "%"),
     _one("versions_per_sample_max", "Versions in a sample", "versions"),
@@ -139,8 +140,8 @@ _MORE: Final = (
             Series(field="tokens_trained", label="trained"),
             Series(field="mismatch_tokens", label="trained, of lag 0"),
         ],
-        about="Response tokens of answers that were finished since the step before; loss-mask tokens that the step trained; "
-        "of these, those of lag 0.",
+        about="Response tokens of answers that were finished since the step before; loss-mask tokens that the step "
+        "trained; of these, those of lag 0.",
     ),
     _one("samples", "Samples", "samples"),
     Figure(
@@ -165,12 +166,13 @@ _MORE: Final = (
             Series(field="samples_stale", label="dropped for their age"),
             Series(field="unwanted_length", label="of an unwanted length"),
         ],
-        about="Since the step before: samples of groups that were dropped for their age (`when_older: drop`), and answers "
-        "without a reward because of their length (`reward.min_tokens`, `reward.max_tokens`).",
+        about="Since the step before: samples of groups that were dropped for their age (`when_older: drop`), and "
+        "answers without a reward because of their length (`reward.min_tokens`, `reward.max_tokens`).",
     ),
     _one("tokens_discarded", "Tokens discarded", "tokens"),
     Figure(
-        key="outstanding", title="Under way", unit="groups", series=[Series(field="ledger/outstanding", label="outstanding")],
+        key="outstanding", title="Under way", unit="groups",
+        series=[Series(field="ledger/outstanding", label="outstanding")],
         about="Groups that were admitted and have neither been handed to training nor given up, after the step.",
     ),
     Figure(
@@ -185,9 +187,12 @@ _MORE: Final = (
     ),
     Figure(
         key="again", title="Done again", unit="requests, checks",
-        series=[Series(field="continued", label="requests continued"), Series(field="checks_again", label="checks repeated")],
-        about="Since the step before: requests that were sent again (what had arrived was kept), and checks that were made "
-        "again because their worker or its sandbox was lost.",
+        series=[
+            Series(field="continued", label="requests continued"),
+            Series(field="checks_again", label="checks repeated"),
+        ],
+        about="Since the step before: requests that were sent again (what had arrived was kept), and checks that were "
+        "made again because their worker or its sandbox was lost.",
     ),
     _one("tokens_inferred", "Tokens of an inferred version", "tokens"),
 )  # fmt: skip

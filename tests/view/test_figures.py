@@ -44,8 +44,8 @@ def test_figures_have_keys_units_and_sentences() -> None:
     keys = [figure.key for figure in FIGURES]
     assert len(keys) == len(set(keys))
     for figure in FIGURES:
-        assert figure.title and figure.unit and figure.series, figure.key
-        assert figure.about[0].isupper() and figure.about.endswith("."), figure.key
+        assert all((figure.title, figure.unit, figure.series)), figure.key
+        assert (figure.about[0].isupper(), figure.about[-1]) == (True, "."), figure.key
         assert figure.about.count("`") % 2 == 0, figure.key
 
 
@@ -68,7 +68,9 @@ def test_a_figure_of_one_field_says_its_description() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.floats(0.001, 10), st.sampled_from(["train", "rest", "serve", "pause", "ask", "answer"]), st.booleans()),
+        st.tuples(
+            st.floats(0.001, 10), st.sampled_from(["train", "rest", "serve", "pause", "ask", "answer"]), st.booleans()
+        ),
         min_size=1,
         max_size=30,
     ),
