@@ -84,6 +84,12 @@ def prox_path(folder: Path, step: int) -> Path:
     return folder / PROX / f"step-{step:06d}.npz"
 
 
+def prox_steps(folder: Path) -> list[int]:
+    """Steps of which there is a file, in order."""
+    names = (path.stem.removeprefix("step-") for path in (folder / PROX).glob("step-*.npz"))
+    return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
+
+
 def prox_about(folder: Path, step: int) -> About | None:
     """What the file of a step is about; None: there is none. Raises LogError: it is damaged."""
     path = prox_path(folder, step)
@@ -102,11 +108,11 @@ def prox_of(folder: Path, step: int, sample: SampleId) -> LogProbs | None:
     if data is None:
         return None
     try:
-        found = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, MemoryError) as error:
+        found: object = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, MemoryError) as error:
         raise _damaged(path, error) from None
-    if found.dtype != np.float32 or found.ndim != 1:
-        raise _damaged(path, ValueError(f"sample {sample} is {found.dtype} {found.shape}"))
+    if not isinstance(found, np.ndarray) or found.dtype != np.float32 or found.ndim != 1:
+        raise _damaged(path, ValueError(f"sample {sample} is no array of float32"))
     return found
 
 

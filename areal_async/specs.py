@@ -50,6 +50,7 @@ def trainer_spec(config: Config, shm_prefix: str) -> TrainerSpec:
         transport=config.weights.transport,
         publish_folder=config.weights.folder or SHM_FOLDER,
         shm_prefix=shm_prefix,
+        keep_prox=train.keep_prox,
     )
 
 

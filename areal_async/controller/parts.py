@@ -16,6 +16,7 @@ from areal_async.config import Config
 from areal_async.config_check import check
 from areal_async.config_file import Sources
 from areal_async.controller import checkpoints, resuming
+from areal_async.controller.check_file import CheckFile
 from areal_async.controller.checkpoints import Checkpoints
 from areal_async.controller.checks import Half, Pool
 from areal_async.controller.crew import Crew
@@ -23,6 +24,7 @@ from areal_async.controller.evaluating import Evaluations
 from areal_async.controller.examiner import Problems
 from areal_async.controller.metrics import Meter, StepRow
 from areal_async.controller.monitor import Monitor, open_monitoring
+from areal_async.controller.proximal import Proximal
 from areal_async.controller.record import Record
 from areal_async.controller.result import RunResult
 from areal_async.controller.resuming import Resumed
@@ -157,8 +159,8 @@ class Parts:
         )
         self._assemble(router)
         self._phase = ""
-        stack.callback(self._record.close)
-        stack.callback(self._checkpoints.close)
+        for part in (self._record, self._checkpoints, self._check_file, self._proximal):
+            stack.callback(part.close)
         self._status = self._status_file()
         stack.callback(group.create_task(self._status.keep(), name="status").cancel)
         monitor = Monitor(
@@ -198,9 +200,10 @@ class Parts:
         )
         self._take = self._turn.take
         identity = server_identity(config, self._text)
+        self._proximal = Proximal(self.folder.root, samples, crew)
         self._trainer = Trainer(
             config, self._recipes, router, samples.part, crew,
-            checkpoint_folder=partial(checkpoints.folder_of, self.folder.checkpoints),
+            checkpoint_folder=partial(checkpoints.folder_of, self.folder.checkpoints), keep=self._proximal.keep,
             take=self._take, now=self.now,
         )  # fmt: skip
         self._checkpoints = Checkpoints(
@@ -211,7 +214,10 @@ class Parts:
             config.reward, self._reward_spec, self._recipes, router, crew,
             joined=self._on_worker_there, lost=self._on_worker_lost,
         )  # fmt: skip
-        self._rewards = Rewards(self._checks, self._reward_spec.function, samples, crew, take=self._take, now=self.now)
+        self._check_file = CheckFile(self.folder.root)
+        self._rewards = Rewards(
+            self._checks, self._reward_spec.function, samples, crew, self._check_file, take=self._take, now=self.now
+        )
         self._servers = Servers(
             config,
             self._recipes,
@@ -246,6 +252,7 @@ class Parts:
         )
         if self._past is not None:
             self._record.resume(self.now())
+            self._proximal.resume()
         if self._problems is not None:
             self._evaluations = Evaluations(
                 config, self._text, self._problems, self._workflow, partial(check_answer, Half(self._checks)),
@@ -341,6 +348,7 @@ class Parts:
                 self._samples.drop(command.samples)
             case Release():
                 self._log.release(command.samples)
+                self._proximal.release(command.samples)
                 self._samples.drop(command.samples)
             case Finish():
                 self._end(command)
@@ -389,6 +397,8 @@ class Parts:
             logger.warning("reward worker %s is lost: %s", event.id, event.why)
         elif isinstance(event, Lost):
             logger.warning("the trainer is lost: %s", event.why)
+        if isinstance(event, RolledBack):
+            self._proximal.roll_back(event.to)
         if isinstance(event, RolledBack) and self._past is not None and event.resumed is not None:
             kept = resuming.kept_in_words(self._core, event.to, commands)
             logger.info("%s; %s", self._past.in_words, kept)

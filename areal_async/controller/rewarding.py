@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from areal_async.controller.check_file import CheckFile
 from areal_async.controller.checks import Half, Pool
 from areal_async.controller.crew import Crew
 from areal_async.controller.samples import Kept, Samples
 from areal_async.messages import AnyEvent, Cancel, SampleId, Score, Scored, ScoreResult, ScoreTask, Verdict
+from areal_async.runfiles import Check
 
 logger = logging.getLogger("areal_async")
 
@@ -21,7 +23,7 @@ BAD: Final[frozenset[Verdict]] = frozenset({"bad_data", "timeout", "crash", "inf
 
 
 class Rewards:
-    """function: of the configuration, for messages."""
+    """function: of the configuration, for messages. file: has a line for each check that ended."""
 
     def __init__(
         self,
@@ -29,6 +31,7 @@ class Rewards:
         function: str,
         samples: Samples,
         crew: Crew,
+        file: CheckFile,
         *,
         take: Callable[[AnyEvent], None],
         now: Callable[[], float],
@@ -37,6 +40,7 @@ class Rewards:
         self._function = function
         self._samples = samples
         self._crew = crew
+        self._file = file
         self._take = take
         self._now = now
         self._told: Counter[Verdict] = Counter()
@@ -57,13 +61,26 @@ class Rewards:
         result = await check_answer(self._pool, command.sample, kept)
         kept.reward = result.reward
         self._tell(result, kept)
+        at = self._now()
         self._take(
             Scored(
-                at=self._now(),
+                at=at,
                 sample=command.sample,
                 attempt=command.attempt,
                 verdict=result.verdict,
                 reward=result.reward,
+            )
+        )
+        self._file.add(
+            Check(
+                sample=command.sample,
+                attempt=command.attempt,
+                at=at,
+                verdict=result.verdict,
+                reward=result.reward,
+                why=result.why,
+                extracted=result.extracted,
+                seconds=result.seconds,
             )
         )
 

@@ -87,6 +87,10 @@ class Samples(dict[SampleId, Kept]):
         self._started: dict[SampleId, tuple[int, int]] = {}  # attempt and position
         self._outlines: dict[SampleId, _Outline] = {}
 
+    def can_be_read(self, sample: SampleId) -> bool:
+        """It has ended and was not released."""
+        return sample in self._outlines
+
     def seen(self, event: AnyEvent, commands: Sequence[AnyCommand]) -> None:
         """An event has been handled and gave these commands: now, or before a resume."""
         match event:

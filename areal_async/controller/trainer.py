@@ -109,7 +109,7 @@ class Trainer:
     """The trainer ranks, as one.
 
     part: the arrays of a rank's part of a batch. checkpoint_folder: of the checkpoint of a version, for ranks that
-    begin with it.
+    begin with it. keep: is given what each rank has sent beside its `StepDone`, before the event is told.
     """
 
     def __init__(
@@ -121,6 +121,7 @@ class Trainer:
         crew: Crew,
         *,
         checkpoint_folder: Callable[[Version], Path],
+        keep: Callable[[Train, Sequence[Arrays]], None],
         take: Callable[[AnyEvent], None],
         now: Callable[[], float],
     ) -> None:
@@ -130,6 +131,7 @@ class Trainer:
         self._part = part
         self._crew = crew
         self._checkpoint_folder = checkpoint_folder
+        self._keep = keep
         self._take = take
         self._now = now
         self._names = [f"trainer.{rank}" for rank in range(config.train.ranks)]
@@ -324,15 +326,16 @@ class Trainer:
             await asyncio.sleep(0)  # the others' turn between two of them
         id = f"train {command.step} branch {command.branch}"
         try:
-            answers = await self._ask(life, command, id, self._config.train.step_timeout_s, parts)
+            answers = await self._ask_with_arrays(life, command, id, self._config.train.step_timeout_s, parts)
         except WireError as error:
             why = f"step {command.step}: {error}"
             if isinstance(error, NoAnswer):
                 why += " (train.step_timeout_s)"
             self._fail(life, Failed(at=self._now(), of="train", id=str(command.step), why=why))
             return
-        done = _expect(answers[0], StepDone, command)
+        done = _expect(answers[0][0], StepDone, command)
         if not life.lost.done():  # told as lost meanwhile: the step is trained again
+            self._keep(command, [arrays for _, arrays in answers])
             # the rank's clock means nothing here: the event carries the controller's
             self._take(msgspec.structs.replace(done, at=self._now()))
 

@@ -97,6 +97,10 @@ class StepDone(Event, frozen=True, kw_only=True, tag="step_done"):
 
     metrics: sums and means over all ranks, by the names of `metrics.jsonl` (docs/metrics.md). skipped: why the update
     was left out (loss or gradient not finite), or "".
+
+    Also each rank's answer to `Train`; with `TrainerSpec.keep_prox` there are two arrays beside it, of this rank's
+    samples and tokens as `Train` has them: lengths int32 [S], and log π_prox float32 [T], NaN where no loss token is
+    or nobody has it.
     """
 
     step: int

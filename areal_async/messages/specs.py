@@ -20,7 +20,8 @@ class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     clip_low, clip_high, dual_clip, weight_cap, over_cap, aggregation: see `engines.deepspeed.losses.Objective`.
     checkpoint: folder of a checkpoint that the ranks begin with; "": the model in `model_path`, version 0.
     kl_coef: β of the distance to the model in `reference_path` (0: no reference model is loaded); kl_in: whether the
-    estimate is added to the loss or taken from each token's advantage.
+    estimate is added to the loss or taken from each token's advantage. keep_prox: `StepDone` is to have log π_prox
+    beside it.
     """
 
     model_path: str
@@ -54,6 +55,7 @@ class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     publish_folder: str
     shm_prefix: str
     checkpoint: str = ""
+    keep_prox: bool = False
 
 
 class TrainerConnection(msgspec.Struct, frozen=True, kw_only=True):

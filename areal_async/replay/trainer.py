@@ -157,18 +157,20 @@ def _settings(config: Config) -> dict[str, object]:
     spec = msgspec.structs.asdict(trainer_spec(config, ""))
     if spec["lr_schedule"] == "constant":
         spec["updates"] = None
-    for name in ("transport", "publish_folder", "model_path", "reference_path"):
+    for name in ("transport", "publish_folder", "model_path", "reference_path", "keep_prox"):
         del spec[name]
     return spec
 
 
 def _alone(config: Config) -> Config:
-    """The run's configuration without its servers, which nobody starts: they need no GPU, and load no weights."""
+    """The run's configuration without its servers, which nobody starts: they need no GPU, and load no weights; and
+    without what is kept for people beside a step."""
     replace = msgspec.structs.replace
     weights = config.weights
     if weights.transport == "nccl":
         weights = replace(weights, transport="shm", nccl_address=None)
-    return replace(config, rollout=replace(config.rollout, servers=0), weights=weights)
+    train = replace(config.train, keep_prox=False)
+    return replace(config, rollout=replace(config.rollout, servers=0), weights=weights, train=train)
 
 
 # ------------------------------------------------------------------------------------------------------ training again
@@ -311,7 +313,7 @@ class _Again:
         self._heard = asyncio.Queue()  # nothing of the ranks before
         self._trainer = Trainer(
             self._for(ranks), self._recipes, self._router, self._batches.part, self._crew,
-            checkpoint_folder=lambda _: self._begin_folder(),
+            checkpoint_folder=lambda _: self._begin_folder(), keep=lambda train, kept: None,
             take=self._heard.put_nowait, now=lambda: time.monotonic() - self._begun,
         )  # fmt: skip
         await self._trainer.start(

@@ -61,6 +61,7 @@ from areal_async.wire.dealer import Dealer, Request
 
 POLL_S = 1.0
 VOCAB_SIZE = 128  # of the scripted server
+PROX_LOWER = 0.125  # log π_behav − log π_prox of every token
 
 
 class Die(msgspec.Struct, frozen=True, tag=True):
@@ -221,10 +222,10 @@ class ScriptedRank:
                 return order.fault
         return None
 
-    def _answer(self, request: Request) -> tuple[AnyWire, list[npt.NDArray[np.float32]]]:
+    def _answer(self, request: Request) -> tuple[AnyWire, Sequence[npt.NDArray[np.generic]]]:
         match request.message:
             case Train() as train:
-                return self._train(train, request), []
+                return self._train(train, request), self._prox(request) if self._spec.keep_prox else []
             case Publish() as publish:
                 return self._publish(publish), []
             case Probe() as probe:
@@ -301,6 +302,11 @@ class ScriptedRank:
             "train_s": self._step_s,
         }
         return msgspec.structs.replace(done, metrics=metrics)
+
+    def _prox(self, request: Request) -> list[npt.NDArray[np.generic]]:
+        """As if the policy had become a little less sure of every token."""
+        lengths, _, loss_mask, logprobs, _ = request.arrays
+        return [lengths, np.where(loss_mask, logprobs.astype(np.float32) - PROX_LOWER, np.nan).astype(np.float32)]
 
     def _publish(self, publish: Publish) -> Published:
         if publish.version != self._version:

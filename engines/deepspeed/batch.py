@@ -36,7 +36,8 @@ class MicroBatch:
     """One packed row of T tokens, of which N are loss tokens (or one that `mask` leaves out, if there are none).
 
     token_ids int64 [T]. rows int64 [N]: places whose logits predict the loss tokens; targets int64 [N]: these tokens.
-    behav, advantage float32 [N]; versions, sequence int64 [N]; mask bool [N].
+    behav, advantage float32 [N]; versions, sequence int64 [N]; mask bool [N]. begin: place of its first token in the
+    arrays that came.
     """
 
     token_ids: Tensor
@@ -48,6 +49,7 @@ class MicroBatch:
     advantage: Tensor
     versions: Tensor
     sequence: Tensor
+    begin: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ def _micro_batch(part: _Part, first: int, advantages: Floats, device: torch.devi
         advantage=tensor(advantages[sequence]),
         versions=tensor(part.versions[span][places].astype(np.int64)),
         sequence=tensor(sequence),
+        begin=int(part.starts[first]),
     )
 
 
@@ -137,5 +140,5 @@ def _dummy(device: torch.device) -> MicroBatch:
     nothing = torch.zeros(1, dtype=torch.float32, device=device)
     return MicroBatch(
         token_ids=zeros, packing=packing_of([1], device), rows=zeros, targets=zeros, mask=zeros.bool(),
-        behav=nothing, advantage=nothing, versions=zeros, sequence=zeros,
+        behav=nothing, advantage=nothing, versions=zeros, sequence=zeros, begin=0,
     )  # fmt: skip

@@ -111,7 +111,7 @@ class Rank:
         """Do what is asked. Raises whatever goes wrong."""
         match request.message:
             case Train() as train:
-                return self._trainer.train(train, request.arrays), ()
+                return self._trainer.train(train, request.arrays), self._trainer.kept
             case Publish() as publish:
                 return self._publish(publish), ()
             case Probe() as probe:

@@ -21,6 +21,7 @@ from areal_async.engines.deepspeed import losses, tally
 from areal_async.engines.deepspeed.batch import Array, MicroBatch, micro_batches
 from areal_async.engines.deepspeed.engine import apply_update, learning_rate
 from areal_async.engines.deepspeed.packed import packed_logits
+from areal_async.engines.deepspeed.prox import Kept
 from areal_async.engines.deepspeed.tally import Seen, Tally
 from areal_async.errors import TrainerError
 from areal_async.messages import StepDone, Train, TrainerSpec, Version
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 class Trainer:
     """One rank's share of the training. version: how many steps its weights have seen. updates: how many optimiser
-    steps; less than minibatches where some were skipped."""
+    steps; less than minibatches where some were skipped. kept: the arrays that belong to the last `StepDone`."""
 
     def __init__(
         self, engine: "DeepSpeedEngine", spec: TrainerSpec, rank: int, world: int, reference: "Reference | None" = None
@@ -42,6 +43,7 @@ class Trainer:
         self.engine = engine
         self.version: Version = 0
         self.updates = 0
+        self.kept: tuple[Array, ...] = ()
         self._spec = spec
         self._rank = rank
         self._world = world
@@ -58,6 +60,7 @@ class Trainer:
             raise TrainerError(f"rank {self._rank} holds version {self.version} and was asked for step {train.step}")
         parts = micro_batches(train, self._rank, arrays, self._device)
         seen = tally.new_tally(len(parts), self._device)
+        seen.kept = Kept(arrays[0]) if self._spec.keep_prox else None
         prox = self._proximal(parts)
         for number in range(len(parts)):
             finite = self.accumulate(train, number, parts[number], prox[number], seen)
@@ -69,6 +72,7 @@ class Trainer:
                 seen.norms.append(norm)
                 self.updates += 1
         self.version += 1
+        self.kept = seen.kept.arrays() if seen.kept is not None else ()
         metrics = tally.report(seen, self._world, learning_rate(self._spec, max(0, self.updates - 1)))
         return StepDone(at=0.0, step=train.step, branch=train.branch, metrics=metrics, skipped="; ".join(seen.skipped))
 
@@ -82,6 +86,8 @@ class Trainer:
         for index, part in enumerate(parts):
             logp, entropy = self._forward(part)
             anchor = prox[index] if prox is not None else logp.detach() if number == 0 else None
+            if seen.kept is not None and anchor is not None:
+                seen.kept.add(part, anchor)
             loss = self._loss(train, number, part, logp, anchor, entropy, seen)
             seen.losses[number] += loss.detach()
             last = index == len(parts) - 1

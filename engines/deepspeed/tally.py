@@ -14,6 +14,7 @@ from torch import Tensor
 
 from areal_async.engines.deepspeed import losses
 from areal_async.engines.deepspeed.batch import MicroBatch
+from areal_async.engines.deepspeed.prox import Kept
 
 # What is summed over tokens, micro-batches and ranks, in the order of the tensor that travels.
 SUMS: Final = (
@@ -36,13 +37,15 @@ class Seen:
 
 @dataclass(slots=True)
 class Tally:
-    """sums: float64 [len(SUMS)]; losses: float64 [minibatches]; mismatch: float64 scalar."""
+    """sums: float64 [len(SUMS)]; losses: float64 [minibatches]; mismatch: float64 scalar. kept: log π_prox, where it is
+    asked for."""
 
     sums: Tensor
     losses: Tensor
     mismatch: Tensor
     norms: list[float] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    kept: Kept | None = None
     began: float = field(default_factory=time.monotonic)
 
 
