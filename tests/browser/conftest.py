@@ -1,0 +1,53 @@
+"""The fixtures of the tests in a browser: one Chromium for all of them, viewers as processes, and runs to look at."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from .viewing import Viewer, ended
+from .watching import Tabs, chromium
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """Of the package, not of the session: while it lives no other event loop can run in this thread."""
+    with chromium() as one:
+        yield one
+
+
+@pytest.fixture
+def tabs(browser: Browser) -> Iterator[Tabs]:
+    opened = Tabs(browser)
+    yield opened
+    opened.close()
+    assert opened.troubles() == []
+
+
+@pytest.fixture(scope="package")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs that `recording.py` makes; nobody writes in it."""
+    folder = tmp_path_factory.mktemp("r")
+    subprocess.run([sys.executable, "-m", "tests.browser.recording", str(folder)], cwd=ROOT, check=True)
+    return folder / "runs"
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> Iterator[Callable[..., Viewer]]:
+    """view(RUN, "--token", "T"): a viewer on a free port. After the test nothing of it is left."""
+    viewers: list[Viewer] = []
+
+    def start(folder: Path, *arguments: str) -> Viewer:
+        scratch = tmp_path / f"viewer-{len(viewers)}"
+        scratch.mkdir()
+        viewers.append(Viewer(folder, arguments, scratch))
+        return viewers[-1]
+
+    yield start
+    for viewer in viewers:
+        ended(viewer)
