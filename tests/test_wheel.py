@@ -1,9 +1,12 @@
 """The package as a stranger gets it: a wheel, installed into an empty environment without torch or vLLM."""
 
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -60,3 +63,28 @@ def test_the_import_is_quick_and_brings_no_torch(environment: Path, tmp_path: Pa
 def test_other_processes_code_is_in_the_wheel(environment: Path, tmp_path: Path) -> None:
     code = "import areal_async.engines.vllm, areal_async.rewards.worker, areal_async.testing.trainer"
     subprocess.run([str(environment / "python"), "-c", code], check=True, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_the_view_has_its_page_and_what_draws(environment: Path, tmp_path: Path) -> None:
+    """Also where no browser is: the files come from the wheel, and the drawing script from the package plotly."""
+    run = tmp_path / "run"
+    shutil.copytree(ROOT / "tests" / "logs" / "wait-gone-back-resumed", run / "log")
+    command = [str(environment / "areal-async"), "view", str(run), "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as viewer:
+        assert viewer.stdout is not None
+        said = ""
+        while not (address := re.search(r"http://[^\s/]+/", said)):
+            said += (line := viewer.stdout.readline())
+            assert line, f"it ended and has only said: {said}"
+        got = {name: _get(address.group() + name) for name in ("", "static/app.js", "static/plotly.min.js")}
+        viewer.send_signal(signal.SIGINT)
+        assert viewer.wait(timeout=10) == 0
+    assert b"<!doctype html>" in got[""].lower()
+    assert b"import" in got["static/app.js"]
+    assert b"plotly.js v" in got["static/plotly.min.js"][:200]
+
+
+def _get(address: str) -> bytes:
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        return bytes(answer.read())

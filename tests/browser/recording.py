@@ -47,7 +47,7 @@ OPTIONS: Final = (
     f"train.steps={STEPS}", "rollout.retries=2", "rollout.max_new_tokens=48", "rollout.stop_token_ids=[]",
     "eval.every_steps=4", "eval.limit=4", "reward.function=own:score",
 )  # fmt: skip
-REWARD: Final = f'''"""Right where the sum of the characters is even; why is said in words that no page may take for markup."""
+REWARD: Final = f'''"""Right where the sum of the characters is even. Why is said in words that must not be markup."""
 
 
 def score(response: str) -> dict[str, object]:
