@@ -55,6 +55,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     attempts: dict[SampleId, int]
 
 
+_ARRAY: Final = b"\x93NUMPY"  # how it begins
 _CHECK: Final = msgspec.json.Decoder(Check)
 _ABOUT: Final = msgspec.json.Decoder(About)
 
@@ -108,11 +109,12 @@ def prox_of(folder: Path, step: int, sample: SampleId) -> LogProbs | None:
     if data is None:
         return None
     try:
-        found: object = np.load(io.BytesIO(data), allow_pickle=False)
+        # of a zip file or a pickle, numpy.load would try to make something else
+        found = np.load(io.BytesIO(data), allow_pickle=False) if data.startswith(_ARRAY) else None
     except (ValueError, EOFError, MemoryError) as error:
         raise _damaged(path, error) from None
     if not isinstance(found, np.ndarray) or found.dtype != np.float32 or found.ndim != 1:
-        raise _damaged(path, ValueError(f"sample {sample} is no array of float32"))
+        raise _damaged(path, ValueError(f"sample {sample} is no row of float32"))
     return found
 
 
