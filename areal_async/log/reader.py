@@ -47,22 +47,23 @@ def read_records(folder: Path, on_torn: Callable[[Torn], None] = warn) -> Iterat
     that this version doesn't know.
     """
     path = folder / fmt.DECISIONS_NAME
-    first = True
     for item in scan(path, "decisions"):
         if isinstance(item, Torn):
             on_torn(item)
             return
-        offset, body = item
-        try:
-            entry = _ENTRIES.decode(body)
-        except msgspec.DecodeError as error:
-            raise unknown(path, offset, error) from None
-        if first and not isinstance(entry.record, Rules):
-            raise LogError(
-                f"{path}: the first record is {type(entry.record).__name__}, not Rules; it isn't a run's log"
-            )
-        first = False
-        yield Record(entry.record, entry.payload, offset)
+        yield parse(path, *item)
+
+
+def parse(path: Path, offset: int, body: bytes) -> Record:
+    """A record of the decision log, of its checked body. Raises LogError: this version doesn't know it, or it can't be
+    the first."""
+    try:
+        entry = _ENTRIES.decode(body)
+    except msgspec.DecodeError as error:
+        raise unknown(path, offset, error) from None
+    if offset == HEADER_BYTES and not isinstance(entry.record, Rules):
+        raise LogError(f"{path}: the first record is {type(entry.record).__name__}, not Rules; it isn't a run's log")
+    return Record(entry.record, entry.payload, offset)
 
 
 def unknown(path: Path, offset: int, error: msgspec.DecodeError) -> LogError:
@@ -97,8 +98,9 @@ def _raise_if_released(folder: Path, ref: PayloadRef) -> None:
                 )
 
 
-def scan(path: Path, kind: FileKind) -> Iterator[tuple[int, bytes] | Torn]:
-    """Offset and checked body of each record of a file; a `Torn` comes last if the end is torn."""
+def scan(path: Path, kind: FileKind, begin: int = HEADER_BYTES) -> Iterator[tuple[int, bytes] | Torn]:
+    """Offset and checked body of each record of a file, from the one at `begin` on; a `Torn` comes last if the end is
+    torn."""
     try:
         file = path.open("rb", buffering=_BUFFER_BYTES)
     except OSError as error:
@@ -108,7 +110,9 @@ def scan(path: Path, kind: FileKind) -> Iterator[tuple[int, bytes] | Torn]:
         if torn:
             yield torn
             return
-        offset = HEADER_BYTES
+        offset = begin
+        if begin != HEADER_BYTES:
+            file.seek(begin)
         while data := file.read(HEAD_BYTES):
             head = _whole_head(path, offset, data, file)
             body = file.read(head.nbytes) if head else b""

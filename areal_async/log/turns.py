@@ -61,22 +61,38 @@ def read_turns(folder: Path, on_torn: Callable[[Torn], None] = warn) -> Recorded
     return Recorded(first.message, notes, iter(()))
 
 
+class Gathering:
+    """Puts records together to turns, one after another. turn: the one whose records are coming."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.turn: Turn | None = None
+
+    def take(self, record: Record) -> Turn | None:
+        """The turn before, where the record begins the next one. Raises LogError: it follows from nothing."""
+        turn = self.turn
+        match record.message:
+            case Event() as event:
+                self.turn = Turn(0 if turn is None else turn.number + 1, event, record.payload, record.offset)
+                return turn
+            case Command() as command if turn is not None:
+                turn.commands.append(command)
+                turn.offsets.append(record.offset)
+            case Note() as note if turn is not None:
+                turn.notes.append(note)
+            case message:
+                raise LogError(
+                    f"{self._path}: at offset {record.offset} is {type(message).__name__}, which follows from nothing;"
+                    " the log was changed"
+                )
+        return None
+
+
 def _turns(path: Path, records: Iterator[Record]) -> Iterator[Turn]:
-    turn: Turn | None = None
-    for message, payload, offset in records:
-        match message:
-            case Event():
-                if turn is not None:
-                    yield turn
-                turn = Turn(0 if turn is None else turn.number + 1, message, payload, offset)
-            case Command() if turn is not None:
-                turn.commands.append(message)
-                turn.offsets.append(offset)
-            case Note() if turn is not None:
-                turn.notes.append(message)
-            case _:
-                name = type(message).__name__
-                raise LogError(f"{path}: at offset {offset} is {name}, which follows from nothing; the log was changed")
-    if turn is not None:
+    gathering = Gathering(path)
+    for record in records:
+        if (turn := gathering.take(record)) is not None:
+            yield turn
+    if (turn := gathering.turn) is not None:
         turn.last = True
         yield turn

@@ -41,6 +41,38 @@ def rows(path: str) -> Iterator[tuple[int, dict[str, Json]]]:
         raise DataError(f"{path}: not a Parquet file that can be read, after row {number}: {error}") from error
 
 
+def count(path: str) -> int:
+    """Rows of the file. Errors: DataError that names it."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            return int(file.metadata.num_rows)
+    except (arrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a Parquet file that can be read: {error}") from error
+
+
+def row(path: str, number: int) -> dict[str, Json]:
+    """The values of row `number`, from 0, without those that are null; only its part of the file is read. Errors:
+    DataError that names the file."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    first = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                rows_in_it = file.metadata.row_group(group).num_rows
+                if number < first + rows_in_it:
+                    table = file.read_row_group(group, use_threads=False).slice(number - first, 1)
+                    return _without_nulls(table.to_pylist(maps_as_pydicts="strict")[0])
+                first += rows_in_it
+    except (arrow.ArrowException, OSError, KeyError, ValueError, OverflowError) as error:
+        raise DataError(f"{path}: not a Parquet file that can be read, at row {number + 1}: {error}") from error
+    raise DataError(f"{path}: there is no row {number + 1}")
+
+
 def _without_nulls(row: dict[str, Json]) -> dict[str, Json]:
     return {key: _cleaned(value) for key, value in row.items() if value is not None}
 

@@ -173,7 +173,7 @@ class Assembler:
         """Of a sample whose answer has come (`sample.done`). Raises LogError: its arrays are damaged."""
         done = sample.done
         assert done is not None, "only an answer that has come has a record"
-        arrays, missing = self._arrays(sample)
+        arrays, missing = self.arrays(sample)
         ids, mask, logprobs, versions = arrays if arrays is not None else (None, None, None, None)
         count, outcome = done.prompt_tokens, group.outcome(sample)
         prompt = None if ids is None else ids[:count].tolist()
@@ -222,8 +222,9 @@ class Assembler:
     def _text(self, token_ids: list[int] | None) -> str | None:
         return None if token_ids is None or self._decode is None else self._decode(token_ids)
 
-    def _arrays(self, sample: SampleLife) -> tuple[list[Array] | None, str]:
-        """Token ids, loss mask, log-probabilities, versions of prompt and answer; or why there are none."""
+    def arrays(self, sample: SampleLife) -> tuple[list[Array] | None, str]:
+        """Token ids, loss mask, log-probabilities, versions of prompt and answer; or why there are none. Raises
+        LogError: they are damaged."""
         ref, done = sample.payload, sample.done
         if ref is None or done is None:
             return None, "the log refers to no arrays of it"

@@ -1,0 +1,88 @@
+"""The columns of a sample's row in the data: its right answer, for code its tests.
+
+What always holds: only the row that is asked for becomes values; a file that isn't there any more, has changed its
+format, or is made by a library, is a line that says so, and no error.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import yaml
+
+from areal_async.errors import DataError
+from areal_async.rollout import parquet, reasoning_gym
+from areal_async.rollout.data import decoded, object_of
+from areal_async.rollout.values import Json
+
+CONFIG_NAME: Final = "config.yaml"
+MOST_CHARACTERS: Final = 20_000  # of a column: more is no use on a page
+
+
+def columns_of(run_folder: Path, row: int | None, missing: list[str]) -> dict[str, str]:
+    """Columns of row number `row` of the run's data as text, its prompt left out; what isn't text as JSON. Where they
+    can't be had, {}, and a line more in `missing` says why."""
+    if row is None:
+        return {}
+    try:
+        paths, prompt_key = _data_of(run_folder)
+        values = _values(paths, row)
+    except DataError as error:
+        missing.append(f"no columns of the data's row {row}: {error}")
+        return {}
+    return {key: _cut(_text(value)) for key, value in values.items() if key != prompt_key}
+
+
+def _data_of(run_folder: Path) -> tuple[list[str], str]:
+    """Only these keys are read: the configuration may be of another version."""
+    path = run_folder / CONFIG_NAME
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))["data"]
+        named, prompt_key = data["train"], data.get("prompt_key", "prompt")
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError, AttributeError):
+        raise DataError(f"{path} names no data.train") from None
+    return [str(each) for each in (named if isinstance(named, list) else [named])], str(prompt_key)
+
+
+def _values(paths: list[str], row: int) -> dict[str, Json]:
+    """The columns of a row; rows are numbered through the files, one after another."""
+    first = 0
+    for path in paths:
+        if reasoning_gym.is_source(path):
+            raise DataError(f"{path} is made anew for each run, and not read here")
+        if parquet.is_parquet(path):
+            count = parquet.count(path)
+            if row < first + count:
+                return parquet.row(path, row - first)
+        else:
+            line, count = _line(path, row - first)
+            if line is not None:
+                return {key: decoded(key, raw) for key, raw in object_of(line).items()}
+        first += count
+    raise DataError(f"{', '.join(paths)}: {first} rows are there; the files have changed")
+
+
+def _line(path: str, row: int) -> tuple[bytes | None, int]:
+    """A row of a JSONL file; or None, and how many rows it has."""
+    count = 0
+    try:
+        with Path(path).open("rb") as file:
+            for line in file:
+                if not line.strip():
+                    continue
+                if count == row:
+                    return line.removeprefix(b"\xef\xbb\xbf"), count
+                count += 1
+    except OSError as error:
+        raise DataError(f"{path}: can't be read: {error.strerror}") from None
+    return None, count
+
+
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[:MOST_CHARACTERS]}… ({len(text) - MOST_CHARACTERS:,} more characters)"
