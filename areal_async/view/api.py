@@ -140,10 +140,12 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lags(msgspec.Struct, frozen=True, kw_only=True):
-    """tokens: trained tokens by lag in steps. eta: `max_staleness`."""
+    """tokens: trained tokens by lag in steps. eta: `max_staleness`. unknown: tokens of several versions whose arrays were
+    removed before they were read, so that nobody knows their lags any more."""
 
     tokens: dict[int, int]
     eta: int
+    unknown: int = 0
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,9 +165,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     spans: [lane, begin, end, kind, name, thing, count]; kind: an index into `kinds`, of which a later one is drawn over
     an earlier; thing: id for a `Story`, or ""; count: of spans that are drawn as one, since they are shorter than a
-    pixel (1: it is a span itself). In the order of `lane` and `begin`. loads: [lane, values]: how many things of a
-    group went on at a time, on average, in equal parts of begin … end. pixel: seconds; larger than it was asked for
-    where there would be too many spans. marks: [at, name]: moments that concern all lanes. seconds: of the whole run.
+    pixel (1: it is a span itself). loads: [lane, values]: how many things of a
+    group went on at a time, on average, in equal parts of begin … end. pixel: seconds; larger than was asked for where
+    slots would have too many spans. marks: [at, name]: moments that concern all lanes. seconds: of the whole run.
     total: spans of the whole run.
     """
 

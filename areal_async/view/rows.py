@@ -12,6 +12,8 @@ from typing import Final
 
 import msgspec
 
+from areal_async.view.api import EvaluationPoint
+
 NAME: Final = "metrics.jsonl"
 PIECE_BYTES: Final = 1 << 18  # read and checked in about 3 ms
 AT_ONCE_BYTES: Final = 1 << 22  # of rows in one answer: more is asked for again
@@ -27,13 +29,15 @@ class Row(msgspec.Struct, frozen=True):
     time_s: float = 0.0
     reward_mean: float | None = None
     ledger: dict[str, int] = {}
+    verdicts: dict[str, int] = {}
     eval_version: int | None = None
     eval_score: float | None = None
     eval_pass_at: dict[int, float] = {}
 
 
 class Rows:
-    """Of the file in a run folder. last: the newest whole line. evaluated: those that tell of an evaluation."""
+    """Of the file in a run folder. last: the newest whole line. evaluations: of which a line tells. verdicts: of all
+    checks so far."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
@@ -45,7 +49,8 @@ class Rows:
         self._number = 0  # of the line that begins there, from 1
         self._broken: list[str] = []
         self.last: Row | None = None
-        self.evaluated: list[Row] = []
+        self.evaluations: list[EvaluationPoint] = []
+        self.verdicts: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._begins)
@@ -88,11 +93,20 @@ class Rows:
             else:
                 self._begins.append(self._offset)
                 self._ends.append(self._offset + len(line.rstrip()))
-                self.last = row
-                if row.eval_version is not None:
-                    self.evaluated.append(row)
+                self._count(row)
             self._offset += len(line)
         return bool(whole)
+
+    def _count(self, row: Row) -> None:
+        self.last = row
+        for verdict, count in row.verdicts.items():
+            self.verdicts[verdict] = self.verdicts.get(verdict, 0) + count
+        if row.eval_version is not None and row.eval_score is not None:
+            self.evaluations.append(
+                EvaluationPoint(
+                    version=row.eval_version, time_s=row.time_s, score=row.eval_score, pass_at=row.eval_pass_at
+                )
+            )
 
     def since(self, number: int) -> tuple[list[msgspec.Raw], int]:
         """Lines from this one on (counted without the broken ones), as many as fit an answer; and the number of the

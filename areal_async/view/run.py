@@ -1,40 +1,109 @@
 """One run that somebody looks at: its rows, its status, its evaluations, and what was read of its log.
 
 What always holds: a run may be live, finished, copied or half there; what can't be read of it is a line of `problems`,
-and the rest is shown. Its log is read by `follow` in slices, which the server owns as a task.
+and the rest is shown. Its log is read by `follow` in short slices, so that answers come in between. An error there ends
+the reading of this run, and is told with every answer.
 """
 
+import asyncio
+import logging
+import sqlite3
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from areal_async.errors import ArealError
-from areal_async.view.api import EvaluationPoint, Overview, Reading
+from areal_async.log.format import DECISIONS_NAME
+from areal_async.trace.samples import find_decoder
+from areal_async.trace.things import thing
+from areal_async.view import tables
+from areal_async.view.api import (
+    EvaluationPoint,
+    Lags,
+    Overview,
+    Peers,
+    Reading,
+    SampleFull,
+    SamplePage,
+    SampleQuery,
+    Story,
+    Timeline,
+)
+from areal_async.view.index import Index
+from areal_async.view.peers import PeersWatch
 from areal_async.view.rows import Rows
+from areal_async.view.samples import Samples
 from areal_async.view.told import CONFIG_NAME, Told, log_of
 
+logger = logging.getLogger("areal_async")
+
 SLICE_S: Final = 0.03  # of reading, before others get their turn
+EVERY_S: Final = 1.0  # how often it is looked whether the log has grown
+FIRST_S: Final = 0.2  # the page and its files come before the log
+TROUBLES: Final = 50
 EVALUATIONS: Final = "eval/results.jsonl"
 
 
-class Run:
-    """folder: of the run. key: in addresses."""
+class NotThere(ArealError):
+    """There is no such run, sample, file; the message says which."""
 
-    def __init__(self, folder: Path, key: str) -> None:
+
+class Run:
+    """folder: of the run. key: in addresses. database: a file that isn't there yet, for what is read of the log."""
+
+    def __init__(self, folder: Path, key: str, database: Path) -> None:
         self.folder = folder
         self.key = key
-        self.log = log_of(folder)
-        self.rows = Rows(folder)
-        self.told = Told(folder, key)
+        self._log = log_of(folder)
+        self._rows = Rows(folder)
+        self._told = Told(folder, key)
+        self._peers = PeersWatch(folder)
+        self._path = database
+        self._index: Index | None = None
+        self._samples: Samples | None = None
+        self._begun = asyncio.Event()  # the log is being read, or can't be
+        self._failed = ""
+
+    async def follow(self) -> None:
+        """Read the log, and go on as it grows."""
+        await asyncio.sleep(FIRST_S)
+        try:
+            decode, missing = find_decoder(self._log)
+            self._index = index = Index(self._log, tables.open_database(self._path), decode)
+            self._samples = Samples(self.folder, self._log, index, decode, missing)
+            self._begun.set()
+            while True:
+                more = index.read_some(SLICE_S)
+                await asyncio.sleep(0.0 if more else EVERY_S)
+        except (ArealError, OSError, sqlite3.Error) as error:
+            self._failed = f"{self._log}: can't be read on: {error}"
+        except Exception as error:  # of this run: the others are still shown; whoever started the server has to know
+            logger.exception("areal-async view: %s can't be read on", self._log)
+            self._failed = f"{self._log}: can't be read on: {error!r}, an error of areal-async; its terminal has it"
+        finally:
+            self._begun.set()
+
+    def close(self) -> None:
+        """It is left; what was read goes."""
+        if self._index is not None:
+            self._index.__exit__()
+            self._index.database.close()
+            self._index = None
+        self._path.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------------------------------------------- answers
 
     async def overview(self, since: int) -> Overview:
         """Rows from line `since` on, and how it stands. Errors: OSError: its files can't be read."""
-        while self.rows.read_some(SLICE_S):
-            pass
-        rows, following = self.rows.since(since)
-        run = self.told.row(self.rows.last)
-        told, last = self.told.status, self.rows.last
+        more = True
+        while more:
+            more = self._rows.read_some(SLICE_S)
+            await asyncio.sleep(0)
+        rows, following = self._rows.since(since)
+        last = self._rows.last
+        run = self._told.row(last)
+        told = self._told.status
         evaluations, problem = self._evaluations()
         return Overview(
             run=run,
@@ -47,37 +116,80 @@ class Run:
             in_flight=0 if told is None else told.in_flight,
             ready=0 if told is None else told.ready,
             balance=told.balance if told is not None else {} if last is None else last.ledger,
-            troubles=[],
-            reading=Reading(nbytes=0, of=0, events=0, samples=0, done=True),
-            problems=[*filter(None, [self.told.problem, problem]), *self.rows.problems],
+            troubles=[] if self._index is None else self._index.troubles(TROUBLES),
+            reading=self._reading(),
+            problems=[*filter(None, [self._told.problem, problem]), *self._rows.problems],
         )
 
+    async def lags(self, begin: int, end: int) -> Lags:
+        """Of trained tokens of the steps begin … end - 1."""
+        index, _ = await self._read()
+        tokens, unknown = index.lags(begin, end)
+        return Lags(tokens=tokens, eta=0 if index.lives is None else index.lives.rules.max_staleness, unknown=unknown)
+
+    async def timeline(self, begin: float, end: float, width: int, opened: list[str] | None) -> Timeline:
+        """What was there between begin and end, for so many pixels."""
+        raise NotThere("timeline: not yet")
+
+    async def story(self, about: str) -> Story:
+        """What happened to one thing."""
+        raise NotThere("story: not yet")
+
+    async def samples(self, query: SampleQuery) -> SamplePage:
+        """Those that the filters leave, as far as the log was read."""
+        _, samples = await self._read()
+        return samples.page(query)
+
+    async def sample(self, name: str) -> SampleFull:
+        """One in full. Errors: NotThere."""
+        about = thing(name)
+        _, samples = await self._read()
+        full = samples.full(about.name) if about.kind == "sample" else None
+        if full is None:
+            reading = self._reading()
+            further = "" if reading.done else "; the log is still being read"
+            raise NotThere(f"sample {name[:40]!r}: there is none with an answer in the log of {self.folder}{further}")
+        return full
+
+    async def peers(self) -> Peers:
+        """Its servers, reward workers and the trainer, as they are now."""
+        return await self._peers.look(self._rows.verdicts)
+
     def config(self) -> str:
-        """Text of its configuration. Errors: ArealError: there is none."""
+        """Text of its configuration. Errors: NotThere."""
         path = self.folder / CONFIG_NAME
         try:
             return path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            raise ArealError(f"{path}: can't be read: {error.strerror}") from None
+            raise NotThere(f"{path}: can't be read: {error.strerror}") from None
+
+    async def _read(self) -> tuple[Index, Samples]:
+        """What was read of the log so far. Errors: ArealError: it can't be read at all."""
+        await self._begun.wait()
+        if self._index is None or self._samples is None:
+            raise ArealError(self._failed or f"{self.folder}: was left; ask again")
+        return self._index, self._samples
+
+    def _reading(self) -> Reading:
+        if self._index is not None:
+            reading = self._index.reading()
+            return msgspec.structs.replace(reading, done=True, problem=self._failed) if self._failed else reading
+        path = self._log / DECISIONS_NAME
+        size = path.stat().st_size if path.is_file() else 0
+        return Reading(nbytes=0, of=size, events=0, samples=0, done=bool(self._failed), problem=self._failed)
 
     def _evaluations(self) -> tuple[list[EvaluationPoint], str]:
         """Of `eval/results.jsonl`, or of the rows where a copy lacks it; and what is wrong with the file."""
         path = self.folder / EVALUATIONS
         try:
             lines = path.read_bytes().splitlines(keepends=True)
-        except OSError:
-            return [
-                EvaluationPoint(
-                    version=row.eval_version, time_s=row.time_s, score=row.eval_score, pass_at=row.eval_pass_at
-                )
-                for row in self.rows.evaluated
-                if row.eval_version is not None and row.eval_score is not None
-            ], ""
+        except FileNotFoundError:
+            return self._rows.evaluations, ""
         points, problem = [], ""
         for number, line in enumerate(lines, 1):
             try:
                 points.append(msgspec.json.decode(line, type=EvaluationPoint))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                if line.endswith(b"\n"):
+                if line.endswith(b"\n"):  # else it is being written
                     problem = f"{path}:{number}: is no evaluation of this release, and is left out: {error}"
         return points, problem

@@ -87,6 +87,6 @@ def _why_not(path: Path) -> str:
     if empty:
         return f"command line: view: {path}: is empty; name a run folder (runs/NAME-TIME) or a folder of runs"
     return (
-        f"command line: view: {path}: is no run (no log/{LOG_NAME}, {METRICS_NAME} or status.json), and no folder in it "
-        "is one; name a run folder (runs/NAME-TIME) or a folder of runs"
+        f"command line: view: {path}: is no run (no log/{LOG_NAME}, {METRICS_NAME} or status.json), and no folder in "
+        "it is one; name a run folder (runs/NAME-TIME) or a folder of runs"
     )

@@ -11,7 +11,7 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from areal_async.errors import ConfigError
@@ -30,11 +30,11 @@ class Access:
 
     host: str
     token: str
-    cookie: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        # cookies know no ports: two viewers of one machine must not overwrite each other's
-        object.__setattr__(self, "cookie", f"areal_async_{hashlib.sha256(self.token.encode()).hexdigest()[:12]}")
+    @property
+    def cookie(self) -> str:
+        """Its name. Cookies know no ports: two viewers of one machine must not overwrite each other's."""
+        return f"areal_async_{hashlib.sha256(self.token.encode()).hexdigest()[:12]}"
 
     def knows_host(self, header: str) -> bool:
         """Whether a request with this `Host` was meant for this server. The port is left out: a tunnel has its own."""
