@@ -39,8 +39,8 @@ export function prose(text) {
 }
 
 // What a browser doesn't show, or what turns the order of others around: controls but newline and tab, bidi marks,
-// zero-width characters, the byte order mark.
-const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/u;
+// zero-width characters, the byte order mark, halves of surrogate pairs, tags.
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\p{Cs}\u{e0000}-\u{e007f}]/u;
 
 /** Text that others wrote (a model, a program's output): a fragment in which unseen characters are shown as ⟨U+202E⟩. */
 export function visible(text) {
