@@ -42,7 +42,6 @@ class Follower:
         self.outdated = False
         self._over = False  # nothing more can be read
         self._file = -1  # its inode
-        self._scan: Iterator[tuple[int, bytes] | Torn] | None = None
         self._torn: Torn | None = None
         self._gathering = Gathering(self.path)
         self._given: Turn | None = None  # the newest, though the event after it hasn't come
@@ -56,8 +55,7 @@ class Follower:
         try:
             yield from self._read()
         except LogError:
-            self._scan = None  # its buffer may be from before a torn end was cut: the file itself has to say it
-            try:
+            try:  # once more: a torn end may have been cut while it was read
                 yield from self._read()
             except LogError as error:
                 self.problem, self._over = str(error), True
@@ -66,10 +64,9 @@ class Follower:
             yield from self._rest(now)
 
     def _read(self) -> Iterator[Turn]:
-        if self._scan is None and not self._open():
+        if not self._is_more():
             return
-        assert self._scan is not None, "it was opened"
-        for item in self._scan:
+        for item in scan(self.path, "decisions", self.offset):  # anew in each call: buffers know nothing of cuts
             if isinstance(item, Torn):
                 self._torn = item
                 break
@@ -81,9 +78,8 @@ class Follower:
             self.records += 1
             if turn is not None:
                 yield turn
-        self._scan = None
 
-    def _open(self) -> bool:
+    def _is_more(self) -> bool:
         """Whether there is something to read."""
         self._torn = None
         found = self._look()
@@ -93,10 +89,7 @@ class Follower:
             self.outdated = True
             return False
         self._file = found.st_ino
-        if not found.st_size or found.st_size == self.offset:
-            return False
-        self._scan = scan(self.path, "decisions", self.offset)
-        return True
+        return found.st_size not in (0, self.offset)
 
     def _look(self) -> os.stat_result | None:
         try:
