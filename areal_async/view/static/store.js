@@ -4,6 +4,8 @@ What always holds: one question at a time a run, which asks only for what is new
 
 import { embedded, get, isLive, of } from "./common.js";
 
+const MANY_ROWS = 100; // more may lie behind an answer with so many
+
 class RunData {
   constructor(key) {
     this.key = key;
@@ -27,8 +29,12 @@ class RunData {
       this.rows = [];
       answer = await get(of(this.key, "overview"), { since: 0 }, options);
     }
-    this.rows.push(...answer.rows);
-    this.next = answer.next;
+    for (;;) {
+      this.rows.push(...answer.rows);
+      this.next = answer.next;
+      if (answer.rows.length < MANY_ROWS) break;
+      answer = await get(of(this.key, "overview"), { since: this.next }, options); // an answer has an end
+    }
     this.latest = answer;
     return this;
   }

@@ -1,0 +1,229 @@
+/* Figures of one run, or of several on top of each other: cards that are drawn when they come into view, with one switch
+for all for the x axis, one slider for smoothing, and one zoom.
+
+What always holds: a figure that isn't in view isn't drawn; new rows keep the zoom; each card has its title, unit, newest
+values and a sentence that explains it. */
+
+import { el, get, number, of, percent, place, plot, prose, setParams, unplot } from "./common.js";
+import { branches, says, timeUnit } from "./lines.js";
+import { busy, lags, lines } from "./traces.js";
+
+const AHEAD_PX = 300; // figures just below the window are drawn already
+const COARSE = matchMedia("(pointer: coarse)"); // a finger scrolls, it doesn't zoom
+
+/** Figures of `runs`, a list of RunData, in `container`. figures: of the API. params: of the address. */
+export class Board {
+  constructor(container, figures, runs, params) {
+    this.runs = runs;
+    this.byTime = params.x === "time";
+    this.smoothing = Math.min(0.98, Math.max(0, Number(params.smooth) || 0));
+    this.zoom = null;
+    this.resets = 0;
+    this.lagsOf = new Map();
+    this.onEta = () => {}; // η is known, or another one
+    this.overlay = runs.length > 1;
+    const fitting = this.overlay ? figures.map(forSeveral).filter(Boolean) : figures;
+    this.cards = fitting.map((figure) => new Card(this, figure));
+    this.watcher = new IntersectionObserver((seen) => this.#seen(seen), { rootMargin: `${AHEAD_PX}px` });
+    this.#build(container);
+    this.update();
+  }
+
+  #build(container) {
+    const main = this.cards.filter((card) => card.figure.main);
+    this.more = this.cards.filter((card) => !card.figure.main);
+    this.still = el("p", { class: "dim", hidden: true });
+    this.moreGrid = el("div", { class: "figures" }, this.more.map((card) => card.element));
+    container.append(
+      this.#tools(),
+      el("div", { class: "figures" }, main.map((card) => card.element)),
+      el("details", { class: "more", ontoggle: () => this.update() }, el("summary", {}, `More figures (${this.more.length})`), this.still, this.moreGrid),
+    );
+    this.cards.forEach((card) => this.watcher.observe(card.element));
+  }
+
+  #tools() {
+    const choice = (label, byTime) => {
+      const press = () => {
+        this.byTime = byTime;
+        this.zoom = null;
+        this.#changed();
+      };
+      return el("button", { type: "button", "aria-pressed": String(this.byTime === byTime), onclick: press, dataset: { x: byTime ? "time" : "step" } }, label);
+    };
+    this.choice = el("span", { class: "choice", role: "group", "aria-label": "x axis" }, choice("by step", false), choice("by time", true));
+    const shown = el("output", { class: "dim" }, this.smoothing.toFixed(2));
+    const slide = (event) => {
+      this.smoothing = Number(event.target.value);
+      shown.value = this.smoothing.toFixed(2);
+      this.#changed();
+    };
+    this.back = el("button", { type: "button", hidden: true, onclick: () => this.setZoom(null) }, "whole run");
+    const hint = COARSE.matches ? "" : "Drag in a figure to zoom into all of them; a double click shows the whole run again.";
+    return el("div", { class: "tools figure-tools" },
+      this.choice,
+      el("label", {}, "smoothing", el("input", { type: "range", min: "0", max: "0.98", step: "0.02", value: this.smoothing, oninput: slide }), shown),
+      this.back,
+      el("span", { class: "dim hint" }, hint));
+  }
+
+  #changed() {
+    for (const button of this.choice.children) button.setAttribute("aria-pressed", String((button.dataset.x === "time") === this.byTime));
+    const { x, smooth, ...others } = place().params;
+    setParams({ ...others, x: this.byTime ? "time" : null, smooth: this.smoothing || null });
+    this.setZoom(this.zoom);
+  }
+
+  /** range: [from, to] on the x axis, null: all. */
+  setZoom(range) {
+    if (range === null) this.resets += 1;
+    this.zoom = range;
+    this.back.hidden = range === null;
+    this.update();
+  }
+
+  /** Rows may be new: what is in view is drawn again. */
+  update() {
+    this.data = this.runs.map((run, at) => ({ run, at, evaluations: run.latest.evaluations, rows: run.rows, ...branches(run.rows, run.latest) }));
+    this.timeUnit = timeUnit(Math.max(0, ...this.runs.map((run) => run.rows.at(-1)?.time_s ?? 0)));
+    const silent = [];
+    for (const card of this.cards) {
+      card.dirty = true;
+      if (!card.figure.main) {
+        card.element.hidden = !this.data.some(({ rows, evaluations }) => says(card.figure, rows, evaluations));
+        if (card.element.hidden) silent.push(card.figure.title);
+      }
+    }
+    this.still.hidden = silent.length === 0;
+    this.still.textContent = `Not drawn, since always 0 or not known so far: ${silent.join(", ")}.`;
+    for (const card of this.cards) card.draw();
+  }
+
+  #seen(entries) {
+    for (const { target, isIntersecting } of entries) {
+      const card = this.cards.find(({ element }) => element === target);
+      card.inView = isIntersecting;
+      card.draw();
+    }
+  }
+
+  /** Lags of a run for the steps in view; asked for once. */
+  async lags({ run, kept }) {
+    let [from, to] = [0, (kept.at(-1)?.step ?? -1) + 1];
+    if (this.zoom) {
+      const inside = kept.filter((row) => this.within(row));
+      if (inside.length) [from, to] = [inside[0].step, inside.at(-1).step + 1];
+    }
+    if (to <= from) return null;
+    const asked = `${run.key} ${from} ${to} ${run.latest.reading.events}`;
+    if (!this.lagsOf.has(run.key) || this.lagsOf.get(run.key).asked !== asked) {
+      this.lagsOf.set(run.key, { asked, answer: get(of(run.key, "lags"), { from, to }, { quiet: true }).catch(() => null) });
+    }
+    const answer = await this.lagsOf.get(run.key).answer;
+    if (answer && !this.overlay && answer.eta !== this.eta) {
+      this.eta = answer.eta;
+      const bounded = this.cards.find(({ figure }) => figure.key === "lag");
+      bounded.dirty = true;
+      bounded.draw();
+      this.onEta();
+    }
+    return answer;
+  }
+
+  within(row) {
+    const [from, to] = this.zoom;
+    const x = this.byTime ? row.time_s / this.timeUnit[0] : row.step;
+    return x >= from && x <= to;
+  }
+
+  close() {
+    this.watcher.disconnect();
+    this.cards.forEach((card) => unplot(card.plot));
+  }
+}
+
+/** A figure for several runs: stacks can't lie on each other, so who was busy becomes two lines, and others are left. */
+function forSeveral(figure) {
+  if (figure.kind === "busy") {
+    const series = [{ field: "trainer_idle_share", label: "trainer" }, { field: "rollout_idle_share", label: "servers" }];
+    return { ...figure, kind: "lines", title: "Idle", series, about: "Share of `step_s` in which the trainer was idle, and in which a server was (mean over servers)." };
+  }
+  return figure.series.some((one) => one.stacked || one.field.startsWith("rollout_idle_by_server")) ? null : figure;
+}
+
+class Card {
+  constructor(board, figure) {
+    this.board = board;
+    this.figure = figure;
+    this.inView = false;
+    this.dirty = true;
+    this.drawing = 0;
+    this.keys = el("div", { class: "keys" });
+    this.plot = el("div", { class: "plot", role: "img", "aria-label": figure.title });
+    this.element = el("figure", { class: "card figure-card", id: `figure-${figure.key}` },
+      el("header", {}, el("h3", {}, figure.title, figure.unit ? el("span", { class: "unit dim" }, ` ${figure.unit}`) : null), this.keys),
+      this.plot,
+      el("figcaption", { class: "dim" }, prose(figure.about)));
+  }
+
+  async draw() {
+    if (!this.inView || !this.dirty || this.element.hidden) return;
+    this.dirty = false;
+    const mine = ++this.drawing;
+    const drawn = this.figure.kind === "lags" ? await lags(this.board) : this.figure.kind === "busy" ? busy(this.board, this.figure) : lines(this.board, this.figure);
+    if (mine !== this.drawing) return;
+    this.#legend(drawn.keys);
+    await plot(this.plot, drawn.traces, this.#layout(drawn));
+    if (!this.listening && this.plot.on) this.#listen();
+  }
+
+  #layout({ layout, x }) {
+    const { zoom, resets } = this.board;
+    const { unit, log, range } = this.figure;
+    const fixed = COARSE.matches;
+    const yaxis = { uirevision: resets, fixedrange: fixed, rangemode: log || range ? "normal" : "tozero", title: unit, ...layout.yaxis };
+    if (unit === "%") Object.assign(yaxis, { tickformat: ",.0%", hoverformat: ".2%" });
+    else yaxis.hoverformat = ".5~g";
+    if (log) Object.assign(yaxis, { type: "log", exponentformat: "power", dtick: 1, hoverformat: ".2~e" });
+    if (range) yaxis.range = range;
+    const xaxis = { fixedrange: fixed, title: x, ...layout.xaxis };
+    if (!xaxis.categories) Object.assign(xaxis, zoom ? { range: zoom, autorange: false } : { autorange: true }, { uirevision: JSON.stringify([zoom, resets]) });
+    delete xaxis.categories;
+    return { ...layout, showlegend: false, dragmode: fixed ? false : "zoom", xaxis, yaxis };
+  }
+
+  #listen() {
+    this.listening = true;
+    if (this.figure.kind === "lags") return;
+    this.plot.on("plotly_relayout", (change) => {
+      const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+      if (from !== undefined && to !== undefined) this.board.setZoom([from, to]);
+    });
+    this.plot.on("plotly_doubleclick", () => {
+      this.board.setZoom(null);
+      return false;
+    });
+  }
+
+  /** keys: [{label, colour, dash, width, value}]; value: the newest, in the figure's unit. */
+  #legend(keys) {
+    const show = (value) => (this.figure.unit === "%" ? percent(value) : number(value, 3));
+    this.keys.replaceChildren(...keys.map(({ label, colour, dash, width, value, block, short }) => el("span", { class: "key", title: short ? label : null },
+      swatch(colour, dash, width, block),
+      short || label === this.figure.title ? null : el("span", {}, label),
+      value === undefined ? null : el("strong", {}, show(value)))));
+    const said = keys.filter(({ value }) => value !== undefined).map(({ label, value }) => `${label} ${show(value)}`).join(", ");
+    this.plot.setAttribute("aria-label", said ? `${this.figure.title}; newest: ${said}` : this.figure.title);
+  }
+}
+
+const DASHED = { dash: "5 3", dot: "1.5 3", dashdot: "5 3 1.5 3", longdash: "9 3", longdashdot: "9 3 1.5 3" };
+
+/** A piece of the line, as it is drawn; block: of an area. colour: a name of style.css. */
+export function swatch(colour, dash = "solid", width = 2, block = false) {
+  const stroke = `var(${colour})`;
+  const drawn = block
+    ? el("rect", { x: 2, y: 1, width: 14, height: 10, style: { fill: stroke } })
+    : el("line", { x1: 0, y1: 6, x2: 20, y2: 6, "stroke-dasharray": DASHED[dash] ?? null, "stroke-width": width, style: { stroke } });
+  return el("svg", { class: "swatch", width: 20, height: 12, "aria-hidden": "true" }, drawn);
+}

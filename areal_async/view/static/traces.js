@@ -1,0 +1,142 @@
+/* What Plotly is given for each kind of figure: {traces, layout, keys, x}. keys: for the card's legend.
+
+What always holds: one run has a colour a series; several runs have a colour and a dash a run, and the first series is
+the thickest; what was smoothed lies on its faint raw line, and hover tells the raw values. */
+
+import { DASHES, count } from "./common.js";
+import { busyParts, evaluated, evaluationRows, expand, isEvaluation, reader, smoothed } from "./lines.js";
+
+const FEW = 80; // points of which each is marked
+export const BUSY = [
+  { label: "both", colour: "--busy-both" },
+  { label: "only the trainer", colour: "--busy-trainer" },
+  { label: "only servers", colour: "--busy-servers" },
+  { label: "nobody", colour: "--busy-nobody" },
+];
+
+const tone = (at) => `--series-${(at % 7) + 1}`;
+const note = (text) => [{ text, showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { color: "--dim" } }];
+
+/** Values of x for rows, and what stands at the axis. */
+function axisOf(board) {
+  const [unit, name] = board.timeUnit;
+  return board.byTime ? [(row) => row.time_s / unit, `run clock, ${name}`] : [(row) => row.step, "step"];
+}
+
+/** Rows with null where a step is missing, so that the line has a gap. */
+function withGaps(rows) {
+  return rows.flatMap((row, at) => (at > 0 && row.step - rows[at - 1].step > 1 ? [null, row] : [row]));
+}
+
+export function lines(board, figure) {
+  const [xOf, x] = axisOf(board);
+  const traces = [];
+  const keys = [];
+  for (const one of board.data) {
+    const series = expand(figure.series, figure.series.some(({ field }) => isEvaluation(field)) ? evaluationRows(one.evaluations) : one.rows);
+    series.forEach((wanted, at) => {
+      const look = board.overlay
+        ? { colour: tone(one.at), dash: DASHES[one.at % DASHES.length], width: at === 0 ? 2 : 1 }
+        : { colour: tone(at), dash: "solid", width: 2 };
+      const name = board.overlay ? [one.run.latest.run.name, series.length > 1 ? wanted.label : ""].join(" ").trim() : wanted.label;
+      const value = isEvaluation(wanted.field)
+        ? points(board, one, wanted, { ...look, name, xOf }, traces)
+        : curve(board, figure, one, wanted, { ...look, name, xOf }, traces);
+      if (value === undefined || (board.overlay && at > 0)) return;
+      keys.push({ ...look, label: name, short: board.overlay, value, dash: isEvaluation(wanted.field) ? "dot" : look.dash, block: wanted.stacked });
+    });
+  }
+  return { traces, keys, x, layout: figure.key === "lag" && board.eta !== undefined ? bound(board.eta) : {} };
+}
+
+/** The line of a series; its newest value, undefined if there is nothing at all. */
+function curve(board, figure, { kept, abandoned }, wanted, { colour, dash, width, name, xOf }, traces) {
+  const read = reader(wanted);
+  const valueOf = (row) => {
+    const value = row === null ? null : read(row);
+    return figure.log && value !== null && value <= 0 ? null : value;
+  };
+  const rows = withGaps(kept);
+  const raw = rows.map(valueOf);
+  if (raw.every((value) => value === null)) return undefined;
+  const x = rows.map((row, at) => (row === null ? xOf(rows[at - 1]) : xOf(row)));
+  const base = { type: "scatter", x, connectgaps: false, name };
+  const marked = raw.length <= FEW || raw.includes(null) ? "lines+markers" : "lines";
+  if (wanted.stacked) {
+    traces.push({ ...base, y: smoothed(raw, board.smoothing), mode: "lines", stackgroup: "all", line: { color: colour, width: 0.5 }, fillcolor: colour });
+    return raw.at(-1);
+  }
+  for (const part of abandoned) {
+    traces.push({ ...base, x: part.map(xOf), y: part.map(valueOf), mode: "lines", name: `${name}, abandoned`, opacity: 0.5, line: { color: colour, width: 1.5, dash: "dot" } });
+  }
+  const soft = board.smoothing > 0;
+  traces.push({ ...base, y: raw, mode: soft ? "lines" : marked, opacity: soft ? 0.25 : 1, marker: { size: 4, color: colour }, line: { color: colour, width: soft ? 1 : width, dash } });
+  if (soft) traces.push({ ...base, y: smoothed(raw, board.smoothing), mode: "lines", hoverinfo: "skip", line: { color: colour, width, dash } });
+  return raw.at(-1);
+}
+
+/** The points of evaluations. */
+function points(board, { evaluations }, wanted, { colour, width, name, xOf }, traces) {
+  const known = evaluated(wanted.field, evaluations).filter(({ value }) => value !== null);
+  if (!known.length) return undefined;
+  traces.push({
+    type: "scatter", mode: "lines+markers", name, x: known.map(xOf), y: known.map(({ value }) => value),
+    marker: { size: 7, symbol: "diamond", color: colour }, line: { color: colour, width: Math.min(width, 1), dash: "dot" },
+  });
+  return known.at(-1).value;
+}
+
+function bound(eta) {
+  return {
+    shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: eta, y1: eta, line: { color: "--dim", width: 1, dash: "dash" } }],
+    annotations: [{ text: `η = ${eta}`, showarrow: false, xref: "paper", x: 1, xanchor: "right", y: eta, yanchor: "bottom", font: { color: "--dim", size: 10 } }],
+  };
+}
+
+/** Who was busy: four areas up to 100 %. */
+export function busy(board, figure) {
+  const [xOf, x] = axisOf(board);
+  const { kept } = board.data[0];
+  const parts = kept.map(busyParts);
+  const traces = BUSY.map(({ label, colour }, at) => ({
+    type: "scatter", mode: "lines", stackgroup: "all", name: label, x: kept.map(xOf),
+    y: smoothed(parts.map((all) => all?.[at] ?? null), board.smoothing), line: { width: 0 }, fillcolor: colour,
+    marker: { color: colour },
+  }));
+  const keys = BUSY.map(({ label, colour }, at) => ({ label, colour, block: true, value: parts.at(-1)?.[at] }));
+  return { traces, keys, x, layout: { hoverlabel: { namelength: -1 } }, figure };
+}
+
+/** How old trained tokens were. */
+export async function lags(board) {
+  const answers = await Promise.all(board.data.map((one) => board.lags(one)));
+  const traces = [];
+  const keys = [];
+  let [most, eta] = [0, null];
+  board.data.forEach(({ run, at }, index) => {
+    const answer = answers[index];
+    const tokens = Object.entries(answer?.tokens ?? {}).map(([lag, many]) => [Number(lag), many]).sort(([a], [b]) => a - b);
+    const all = tokens.reduce((sum, [, many]) => sum + many, 0);
+    if (!all) return;
+    eta = answer.eta;
+    most = Math.max(most, tokens.at(-1)[0]);
+    const colours = tokens.map(([lag]) => (board.overlay ? tone(at) : lag > answer.eta ? "--series-2" : "--series-1"));
+    traces.push({
+      type: "bar", name: run.latest.run.name, x: tokens.map(([lag]) => lag), y: tokens.map(([, many]) => many / all),
+      marker: { color: colours }, customdata: tokens.map(([, many]) => count(many)),
+      hovertemplate: "lag %{x}: %{y:.2%}, %{customdata} tokens<extra></extra>",
+    });
+    keys.push({ label: board.overlay ? run.latest.run.name : `of ${count(all)} tokens`, short: board.overlay, colour: tone(at), block: true });
+  });
+  if (!traces.length) return { traces, keys, x: "lag, steps", layout: { annotations: note("nothing was read of it so far"), xaxis: { categories: true } } };
+  const xaxis = { categories: true, range: [-0.6, Math.max(most, eta) + 0.6], title: "lag, steps", ...(Math.max(most, eta) <= 16 ? { dtick: 1 } : {}) };
+  return { traces, keys, x: "lag, steps", layout: { ...limit(board, eta), xaxis, hovermode: "closest", bargap: 0.15 } };
+}
+
+function limit(board, eta) {
+  if (board.overlay) return {};
+  return {
+    shapes: [{ type: "line", yref: "paper", y0: 0, y1: 1, x0: eta + 0.5, x1: eta + 0.5, line: { color: "--dim", width: 1, dash: "dash" } }],
+    annotations: [{ text: `η = ${eta}`, showarrow: false, yref: "paper", y: 1, yanchor: "top", x: eta + 0.5, xanchor: "right", font: { color: "--dim", size: 10 } }],
+  };
+}
