@@ -20,14 +20,13 @@ from areal_async.errors import ConfigError
 from areal_async.messages import Rules
 from areal_async.simulate.models import Answer, Cluster, RewardModel, ServerModel, SwapModel, TrainerModel
 from areal_async.simulate.observed import Observed, Seen, Step, observe
-from areal_async.simulate.speed import Array, Speed, fit_speed, generating, least_squares
+from areal_async.simulate.speed import Array, Speed, fewest, fit_speed, generating, least_squares
 
 LEAST_STEPS: Final = 5  # of training, undisturbed: fewer tell more of chance than of the trainer
 PROX_SHARE: Final = 1 / 3  # a forward pass beside forward and backward ones: 2 of 6 operations a parameter and token
-SLOWER: Final = tuple(1 + place / 50 for place in range(101))  # what is tried: 1 to 3 times as long
+SLOWER: Final = tuple(1 + place / 50 for place in range(51))  # what is tried: 1 to 2 times as long (speed.MOST_SLOWER)
 MOST_WORKERS: Final = 32  # that make checks; more than a run's checks could tell
 TOKENS: Final = 3  # place of token_s: steps that are all alike don't tell it from a fixed time, but it is there
-HARDLY: Final = 0.5  # of the squares that a time a token leaves
 ROOMY: Final = 1 << 40  # tokens: of a cache whose size the log doesn't tell; none was too small for the run
 STRIDE: Final = 7919  # groups from one attempt's answers to the next one's: a prime, so that all come up
 
@@ -149,7 +148,7 @@ def _trainer(seen: Observed, assumed: list[str]) -> tuple[TrainerModel, float]:
     share = generating(seen.lives, seen.rules.servers, spans)
     beside = _beside_generation(columns, took, share)
     slower = 1 + (beside - 1) * share
-    times = _step_times(columns, took / slower)
+    times = fewest(columns, took / slower, [TOKENS])
     rest = columns @ times * slower - took
     minibatch_s, microbatch_s, step_s, token_s, pair_s = (float(time) for time in times)
     if not seen.checkpoints and seen.rules.checkpoint_steps:
@@ -168,23 +167,13 @@ def _trainer(seen: Observed, assumed: list[str]) -> tuple[TrainerModel, float]:
     return model, float(np.sqrt(np.mean(rest * rest)) / np.mean(took))
 
 
-def _step_times(columns: Array, took: Array) -> Array:
-    """A time a token alone, where the other ones explain hardly more: steps are much alike, and of a run with other
-    batches a time that is fixed by chance would tell nonsense."""
-    plain = np.zeros(columns.shape[1])
-    plain[TOKENS] = least_squares(columns[:, [TOKENS]], took)[0]
-    times = least_squares(columns, took, TOKENS)
-    left = [float(np.sum((columns @ found - took) ** 2)) for found in (plain, times)]
-    return times if left[1] < HARDLY * left[0] else plain
-
-
 def _beside_generation(columns: Array, took: Array, share: Array) -> float:
     """How much longer steps took while all servers generated, 1 if nothing explains the steps better. share: of each
     step's time in which they did."""
 
     def cost(beside: float) -> float:
         slower = 1 + (beside - 1) * share
-        rest = columns @ _step_times(columns, took / slower) * slower - took
+        rest = columns @ fewest(columns, took / slower, [TOKENS]) * slower - took
         return len(took) * math.log(max(float(rest @ rest), 1e-300))
 
     return min(SLOWER, key=cost)

@@ -33,13 +33,15 @@ ROUNDS: Final = 20
 SAME: Final = 1e-4  # of each time; another round would change nothing
 REQUEST_ROUNDS: Final = 6
 REQUEST_S: Final = 0.001  # less isn't looked for
-MOST_SLOWER: Final = 3.0  # times; more would be another machine
+MOST_SLOWER: Final = 2.0  # times: of two that share something each gets half at the least
 SHORTEST_S: Final = 1e-9  # of a decoding step: in place of 0
 MEMORY_FIRST: Final = (0.01, 1e-6, 0.0, 0.0, 0.0)  # where the search begins: overhead_s, context_s, sequence_s, ...
 ARITHMETIC_FIRST: Final = (0.01, 0.0, 1e-4, 0.0, 0.0)
 CORRECTIONS: Final = 5
 AT_ONCE: Final = 2.0  # times as many steps, or as few, by one correction
 WITHOUT: Final = 1e12  # more than any cost: what is needed is left out only where nothing else is possible
+HARDLY: Final = 0.5  # of the squares that a single time leaves
+DECODING: Final = (0, 1, 2)  # places of the times of a decoding step
 EXACT: Final = 1e-6  # of the values: what is left is no more than rounding
 
 
@@ -60,15 +62,23 @@ class Speed:
 
 
 def fit_speed(lives: Sequence[Life], training: Sequence[tuple[float, float]]) -> Speed:
-    """training: from when till when the trainer trained. Errors: ConfigError where too few answers came undisturbed."""
+    """training: from when till when the trainer trained. Errors: ConfigError where too few answers came undisturbed.
+
+    That answers took longer beside training counts only if it explains more than chance would (Schwarz 1978), with as
+    many comparisons as there were steps: what the machine did during one of them it did to all answers of that time.
+    """
     found = sum(1 for life in lives for _ in usable(life))
     if found < LEAST:
         raise ConfigError(
             f"only {found} answers came from servers that nothing disturbed, and {LEAST} are needed to fit how fast a"
             " server is; name a longer run"
         )
-    fits = [_fit(lives, training, np.array(start)) for start in (MEMORY_FIRST, ARITHMETIC_FIRST)]
-    return min(fits, key=lambda speed: speed.error)
+    alone, beside = (
+        min((_fit(lives, training, np.array(start), most) for start in (MEMORY_FIRST, ARITHMETIC_FIRST)), key=_squares)
+        for most in (1.0, MOST_SLOWER)
+    )
+    gain = len(training) * np.log(_squares(alone) / _squares(beside))
+    return beside[0] if gain > np.log(max(len(training), 2)) else alone[0]
 
 
 def generating(lives: Sequence[Life], servers: int, spans: Sequence[tuple[float, float]]) -> Array:
@@ -91,64 +101,99 @@ def least_squares(columns: Array, values: Array, needed: int | None = None) -> A
     comes after them. needed: the place of one that isn't left out, unless it would be negative.
     """
     size = columns.shape[1]
-    scale = np.maximum(np.abs(columns).max(axis=0), 1e-300)
-    exact = EXACT * EXACT * float(values @ values)
     best, least = np.zeros(size), np.inf
     for count in range(1, size + 1):
         for chosen in map(list, combinations(range(size), count)):
-            part = columns[:, chosen] / scale[chosen]
-            found, _, rank, _ = np.linalg.lstsq(part, values, rcond=1e-9)
-            rest = part @ found - values
-            squares = max(float(rest @ rest), exact) / len(values)
-            cost = len(values) * np.log(max(squares, 1e-300)) + count * np.log(len(values))
+            found, squares = _solved(columns, values, chosen)
+            cost = len(values) * np.log(squares) + count * np.log(len(values))
             if needed is not None and needed not in chosen:
                 cost = WITHOUT + cost
-            if rank == count and (found >= 0).all() and cost < least:
-                best, least = np.zeros(size), cost
-                best[chosen] = found / scale[chosen]
+            if cost < least:
+                best, least = found, cost
     return best
 
 
-def _fit(lives: Sequence[Life], training: Sequence[tuple[float, float]], start: Array) -> Speed:
-    """request_s stands at the end of an answer, where nothing runs for it at the server any more: so each estimate of
-    it changes what ran, and is followed by another one."""
+def fewest(columns: Array, values: Array, alone: Sequence[int]) -> Array:
+    """As `least_squares`, but a single one of the columns `alone`, the best, where all together don't halve the squares
+    that it leaves.
+
+    Schwarz's rule takes values that don't depend on each other. Answers that ran at the same time have waited for the
+    same things, so thousands of them tell what tens would; and of a run in which about as much runs all the time, a
+    fixed time that explains a little more is found by chance, and is all the more wrong for a run in which less does.
+    """
+    single, left = min((_solved(columns, values, [place]) for place in alone), key=lambda solved: solved[1])
+    several = least_squares(columns, values, alone[0] if len(alone) == 1 else None)
+    rest = columns @ several - values
+    return several if float(np.mean(rest * rest)) < HARDLY * left else single
+
+
+def _solved(columns: Array, values: Array, chosen: list[int]) -> tuple[Array, float]:
+    """Coefficients with these columns alone, and the mean square that they leave; that is infinite where one would be
+    negative, or a column is a multiple or a sum of others."""
+    scale = np.maximum(np.abs(columns[:, chosen]).max(axis=0), 1e-300)
+    part = columns[:, chosen] / scale
+    found, _, rank, _ = np.linalg.lstsq(part, values, rcond=1e-9)
+    all_of = np.zeros(columns.shape[1])
+    if rank < len(chosen) or (found < 0).any():
+        return all_of, np.inf
+    all_of[chosen] = found / scale
+    rest = part @ found - values
+    exact = EXACT * EXACT * float(values @ values)
+    return all_of, max(max(float(rest @ rest), exact) / len(values), 1e-300)
+
+
+def _squares(fitted: tuple[Speed, float]) -> float:
+    return fitted[1]
+
+
+def _fit(
+    lives: Sequence[Life], training: Sequence[tuple[float, float]], start: Array, most_slower: float
+) -> tuple[Speed, float]:
+    """The speed, and the mean square of what it leaves. most_slower: of `beside_training`.
+
+    request_s stands at the end of an answer, where nothing runs for it at the server any more: so each estimate of it
+    changes what ran, and is followed by another one.
+    """
     request_s, slower = 0.0, 1.0
     times = start
     for _ in range(REQUEST_ROUNDS):
         lines = [_Timeline(life, training, request_s) for life in lives]
-        times, slower, columns, elapsed = _converged(lines, times, slower)
+        times, slower, columns, elapsed = _converged(lines, times, slower, most_slower)
         more_s = float(times[-1])
         request_s += more_s
         if more_s < REQUEST_S:
             break
-    rest = columns @ times - elapsed
+    squares = max(float(np.mean((columns @ times - elapsed) ** 2)), (EXACT * float(np.mean(elapsed))) ** 2)
     overhead_s, context_s, sequence_s, prefill_s, _ = (float(time) for time in times)
-    return Speed(
+    speed = Speed(
         overhead_s=overhead_s,
         context_s=context_s,
         sequence_s=sequence_s,
         prefill_s=prefill_s,
         request_s=request_s,
         beside_training=slower,
-        error=float(np.sqrt(np.mean(rest * rest)) / np.mean(elapsed)),
+        error=float(np.sqrt(squares) / np.mean(elapsed)),
         answers=len(elapsed),
         most=max(line.most for line in lines),
     )
+    return speed, squares
 
 
-def _converged(lines: Sequence["_Timeline"], times: Array, slower: float) -> tuple[Array, float, Array, Array]:
+def _converged(
+    lines: Sequence["_Timeline"], times: Array, slower: float, most_slower: float
+) -> tuple[Array, float, Array, Array]:
     """times, slower, columns and elapsed times."""
     elapsed = np.concatenate([line.elapsed for line in lines])
     for _ in range(ROUNDS):
         parts = [line.columns(times, slower) for line in lines]
         quiet, busy = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
         before = np.append(times, slower)
-        times = least_squares(quiet + slower * busy, elapsed)
+        times = fewest(quiet + slower * busy, elapsed, DECODING)
         beside = busy @ times  # seconds of each answer beside training, had that not made them longer
         if beside.any():  # both at once: one after the other would take hundreds of rounds
             some = (quiet + slower * busy)[:, times > 0]
             found, *_ = np.linalg.lstsq(np.column_stack([some, beside]), elapsed, rcond=None)
-            slower = min(max(1.0, slower + float(found[-1])), MOST_SLOWER)
+            slower = min(max(1.0, slower + float(found[-1])), most_slower)
         if np.allclose(np.append(times, slower), before, rtol=SAME, atol=0):
             break
     return times, slower, quiet + slower * busy, elapsed

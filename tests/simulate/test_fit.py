@@ -24,7 +24,7 @@ from areal_async.simulate.figures import Figures
 from areal_async.simulate.fit import Fitted, RecordedAnswers, fit
 from areal_async.simulate.happened import happened
 from areal_async.simulate.models import Answer, Cluster, FailureModel, RewardModel, ServerModel, SwapModel, TrainerModel
-from areal_async.simulate.speed import least_squares
+from areal_async.simulate.speed import fewest, least_squares
 from areal_async.simulate.validate import validate
 
 SERVER = ServerModel(
@@ -291,3 +291,20 @@ def test_least_squares_has_no_negative_time_and_no_needless_one() -> None:
     assert least_squares(columns, noisy)[1] == 0
     twins = np.column_stack([columns[:, 0], 2 * columns[:, 0]])
     assert least_squares(twins, columns[:, 0]) == pytest.approx([1.0, 0.0])
+
+
+def test_of_times_that_wait_for_the_same_things_a_small_gain_is_no_reason() -> None:
+    """A server gets slower in proportion to what runs there, and what runs there hardly changes. All answers of an hour
+    have waited for the same things, so that their noise is one number, a thousand times: a fixed time explains it a
+    little, and would be wrong where less runs."""
+    random = np.random.default_rng(1)
+    hours = random.uniform(170, 190, 40)
+    noise = -0.01 * (hours - 180) + random.normal(0, 0.3, 40)
+    running = np.repeat(hours, 1000)
+    took = np.repeat(0.15 * hours + noise, 1000)
+    columns = np.column_stack([np.ones_like(running), running])
+    assert least_squares(columns, took)[0] > 0
+    alone = fewest(columns, took, [0, 1])
+    assert alone[0] == 0
+    assert alone[1] == pytest.approx(0.15, rel=0.01)
+    assert fewest(columns, 20 + 0.15 * running, [0, 1]) == pytest.approx([20, 0.15])
