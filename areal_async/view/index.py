@@ -8,7 +8,7 @@ turns out to be another one than was read (`log.follow`) is read again from its 
 
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -32,10 +32,13 @@ from areal_async.messages import (
     group_of,
 )
 from areal_async.runfiles import read_checks
+from areal_async.trace.drawing import Drawing
+from areal_async.trace.drawing import Drawing
 from areal_async.trace.life import GroupLife, SampleLife
 from areal_async.trace.lives import Lives
 from areal_async.trace.samples import Assembler, Decode
-from areal_async.view import api, tables, troubles
+from areal_async.view import api, tables, timeline, troubles
+from areal_async.view.spans import SpanTable
 from areal_async.view.tables import Looked, Value
 from areal_async.wire.arrays import Array
 
@@ -47,8 +50,8 @@ _BETWEEN: Final = "\x1f"  # prompt and answer in `texts`: nobody searches for it
 class Index:
     """Of the log in `log_folder` (it may not be there yet), in a database of `tables.open_database`.
 
-    decode: token ids to text; None: without texts. lives: of what was read so far, None before its beginning. Use it as
-    a context manager.
+    decode: token ids to text; None: without texts. spans, drawing: of the timeline; drawing is None before the log's
+    beginning. Use it as a context manager.
     """
 
     def __init__(self, log_folder: Path, database: sqlite3.Connection, decode: Decode | None) -> None:
@@ -68,6 +71,8 @@ class Index:
     def _begin(self) -> None:
         self._follower = Follower(self._log_folder)
         self.lives: Lives | None = None
+        self._drawing: Drawing | None = None
+        self._spans = SpanTable(self.database)
         self.samples = 0
         self._done = False
         self._checks_at = 0  # byte of checks.jsonl
@@ -79,6 +84,11 @@ class Index:
         tables.make_tables(self.database)
 
     # ------------------------------------------------------------------------------------------------------- reading
+
+    @property
+    def lives(self) -> Lives | None:
+        """Of what was read so far; None before the log's beginning."""
+        return None if self.drawing is None else self.drawing.lives
 
     def read_some(self, seconds: float) -> bool:
         """Read on for about so long. Returns whether more lies there."""
@@ -137,6 +147,10 @@ class Index:
         unknown = found.pop(None, 0)
         return {lag: tokens for lag, tokens in found.items() if lag is not None}, unknown
 
+    def timeline(self, begin: float, end: float, width: int, opened: Collection[str] | None) -> api.Timeline:
+        """What was there between two seconds of the run clock, for so many pixels. opened: as in `timeline.look`."""
+        return timeline.look(self._spans, self._drawing, self.reading(), begin, end, width, opened)
+
     def troubles(self, most: int) -> list[api.Trouble]:
         """The newest, the newest last."""
         return troubles.newest_troubles(self.database, most)
@@ -144,11 +158,12 @@ class Index:
     # --------------------------------------------------------------------------------------------------------- turns
 
     def _take(self, turn: Turn) -> None:
-        if self.lives is None:
+        if self._drawing is None or self.lives is None:
             assert self._follower.rules is not None, "a log begins with its rules"
-            self.lives = Lives(self._follower.rules)
+            self._drawing = Drawing(self._spans, self._follower.rules, lambda sample: False, None)
+            self.lives = self._drawing.lives
         before = (self.lives.version, self.lives.branch)
-        over = self.lives.take(turn)
+        over = self._drawing.take(turn)
         for group in over:
             self._changed[group.id] = group
         self._take_event(turn, before)
@@ -160,11 +175,12 @@ class Index:
                     self._change(command.groups)
                     self._training[command.step] = self._lags(command)
         troubles.note_troubles(self.database, turn)
-        if len(self._answers) >= _AT_ONCE or len(self._changed) * self.lives.rules.group_size >= _AT_ONCE:
+        if len(self._answers) >= _AT_ONCE or len(self._changed) * lives.rules.group_size >= _AT_ONCE:
             self.write()
 
     def _take_event(self, turn: Turn, before: tuple[Version, int]) -> None:
-        assert self.lives is not None, "a turn was taken"
+        assert self.drawing is not None, "a turn was taken"
+        lives = self.drawing.lives
         match turn.event:
             case SampleDone() as event:
                 self._change([group_of(event.sample)])
@@ -178,16 +194,16 @@ class Index:
             case DataEnded() as event:
                 self._change([event.group])
             case StepDone() as event if (event.step, event.branch) == before:
-                self._change(group.id for group in self.lives.trained(event.step))
+                self._change(group.id for group in lives.trained(event.step))
                 self._trained(event.step)
             case RolledBack() as event:
-                self._change(list(self.lives.groups))
+                self._change(list(lives.groups))
                 self.database.execute("DELETE FROM lags WHERE step >= ?", (event.to,))
 
     def _change(self, groups: Iterable[GroupId]) -> None:
-        assert self.lives is not None, "a turn was taken"
+        assert self.drawing is not None, "a turn was taken"
         for number in groups:
-            if (group := self.lives.groups.get(number)) is not None:
+            if (group := self.drawing.lives.groups.get(number)) is not None:
                 self._changed[number] = group
 
     def _answered(self, event: SampleDone) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 
 from areal_async.view.run import NotThere, Run
 from areal_async.view.runs import RunFolders
+from areal_async.view.story import Stories
 
 MOST: Final = 8  # each has a database, and the open groups of its run in memory
 
@@ -23,6 +24,7 @@ class OpenRuns:
         self._place = place
         self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}  # the one asked for last comes last
         self._begun = 0
+        self._stories = Stories()
 
     def run(self, key: str) -> Run:
         """The run of this key. Errors: NotThere."""
@@ -36,7 +38,7 @@ class OpenRuns:
             self._runs[key] = self._runs.pop(key)
         else:
             self._begun += 1
-            run = Run(folder, key, self._place / f"{self._begun}.sqlite")
+            run = Run(folder, key, self._place / f"{self._begun}.sqlite", self._stories)
             self._runs[key] = run, self._tasks.create_task(run.follow(), name=f"reads {folder}")
             while len(self._runs) > MOST:
                 self._drop(next(iter(self._runs)))

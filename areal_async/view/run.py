@@ -34,6 +34,7 @@ from areal_async.view.index import Index
 from areal_async.view.peers import PeersWatch
 from areal_async.view.rows import Rows
 from areal_async.view.samples import Samples
+from areal_async.view.story import NoSuchThing, Stories
 from areal_async.view.told import CONFIG_NAME, Told, log_of
 
 logger = logging.getLogger("areal_async")
@@ -52,7 +53,7 @@ class NotThere(ArealError):
 class Run:
     """folder: of the run. key: in addresses. database: a file that isn't there yet, for what is read of the log."""
 
-    def __init__(self, folder: Path, key: str, database: Path) -> None:
+    def __init__(self, folder: Path, key: str, database: Path, stories: Stories) -> None:
         self.folder = folder
         self.key = key
         self._log = log_of(folder)
@@ -60,6 +61,7 @@ class Run:
         self._told = Told(folder, key)
         self._peers = PeersWatch(folder)
         self._path = database
+        self._stories = stories
         self._index: Index | None = None
         self._samples: Samples | None = None
         self._begun = asyncio.Event()  # the log is being read, or can't be
@@ -70,7 +72,9 @@ class Run:
         await asyncio.sleep(FIRST_S)
         try:
             decode, missing = find_decoder(self._log)
-            self._index = index = Index(self._log, tables.open_database(self._path), decode)
+            database = tables.open_database(self._path)
+            self._path.unlink()  # it is open: so not even a kill leaves it behind
+            self._index = index = Index(self._log, database, decode)
             self._samples = Samples(self.folder, self._log, index, decode, missing)
             self._begun.set()
             while True:
@@ -90,7 +94,6 @@ class Run:
             self._index.__exit__()
             self._index.database.close()
             self._index = None
-        self._path.unlink(missing_ok=True)
 
     # ------------------------------------------------------------------------------------------------------- answers
 
@@ -129,11 +132,15 @@ class Run:
 
     async def timeline(self, begin: float, end: float, width: int, opened: list[str] | None) -> Timeline:
         """What was there between begin and end, for so many pixels."""
-        raise NotThere("timeline: not yet")
+        index, _ = await self._read()
+        return index.timeline(begin, end, width, opened)
 
     async def story(self, about: str) -> Story:
-        """What happened to one thing."""
-        raise NotThere("story: not yet")
+        """What happened to one thing. Errors: NotThere; ConfigError: it can be no id."""
+        try:
+            return await self._stories.tell(self._log, about)
+        except NoSuchThing as error:
+            raise NotThere(str(error)) from None
 
     async def samples(self, query: SampleQuery) -> SamplePage:
         """Those that the filters leave, as far as the log was read."""

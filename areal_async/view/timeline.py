@@ -53,7 +53,7 @@ class Shown(NamedTuple):
 
 def look(
     table: SpanTable,
-    drawing: Drawing,
+    drawing: Drawing | None,
     reading: api.Reading,
     begin: float,
     end: float,
@@ -61,23 +61,29 @@ def look(
     opened: Collection[str] | None = None,
 ) -> api.Timeline:
     """begin, end: seconds of the run clock; what lies beyond the run is left out. width: pixels. opened: groups whose
-    slots are wanted; None: all, where they are few."""
-    last = max(1, min(us(min(end, _LONGEST_S)), drawing.now))
+    slots are wanted; None: all, where they are few. drawing: None before anything was read."""
+    now, width = 0 if drawing is None else drawing.now, max(1, width)
+    last = max(1, min(us(min(end, _LONGEST_S)), now))
     first = min(us(max(begin, 0.0)), last - 1)
     lanes, wanted = _lanes(table, opened)
-    unwritten = Unwritten(table, drawing.unfinished(), drawing.now, wanted)
+    unwritten = Unwritten(table, () if drawing is None else drawing.unfinished(), now, wanted)
     parts = [*table.parts(), unwritten.spans]
     is_slot = np.array([lane.kind == "slot" for lane in table.lanes], np.bool_)
-    states, pixel = _few_enough([part.some(~is_slot[part.lane]) for part in parts], first, last, max(1, width))
-    slots, coarsest = _few_enough(
-        [part.some((wanted & is_slot)[part.lane]) for part in parts], first, last, max(1, width)
-    )
+    states, pixel = _few_enough([part.some(~is_slot[part.lane]) for part in parts], first, last, width)
+    slots, coarsest = _few_enough([part.some((wanted & is_slot)[part.lane]) for part in parts], first, last, width)
     return api.Timeline(
-        begin=first / US_PER_S, end=last / US_PER_S, seconds=drawing.now / US_PER_S,
-        total=table.total + len(unwritten.spans.lane), lanes=lanes, kinds=list(KINDS),
-        spans=[*_rows(table, unwritten, states), *_rows(table, unwritten, slots)], loads=_loads(table, parts, first, last, max(1, width)),
-        pixel=max(pixel, coarsest) / US_PER_S, marks=[(at / US_PER_S, name) for at, name in table.marks], reading=reading,
-    )  # fmt: skip
+        begin=first / US_PER_S,
+        end=last / US_PER_S,
+        seconds=now / US_PER_S,
+        total=table.total + len(unwritten.spans.lane),
+        lanes=lanes,
+        kinds=list(KINDS),
+        spans=[*_rows(table, unwritten, states), *_rows(table, unwritten, slots)],
+        loads=_loads(table, parts, first, last, width),
+        pixel=max(pixel, coarsest) / US_PER_S,
+        marks=[(at / US_PER_S, name) for at, name in table.marks],
+        reading=reading,
+    )
 
 
 def _lanes(table: SpanTable, opened: Collection[str] | None) -> tuple[list[api.Lane], Bools]:
