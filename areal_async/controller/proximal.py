@@ -75,7 +75,7 @@ class Proximal:
             return
         try:
             values = dict(self._cut(command, kept))
-        except ValueError as error:
+        except (LogError, ValueError) as error:
             self._tell(command.step, str(error))
             return
         about = runfiles.About(
@@ -110,7 +110,8 @@ class Proximal:
                 pass
 
     def _cut(self, command: Train, kept: Sequence[Sequence[Array]]) -> Iterator[tuple[SampleId, LogProbs]]:
-        """What the ranks sent, sample by sample and without prompts. Raises ValueError where it doesn't fit."""
+        """What the ranks sent, sample by sample and without prompts. Raises ValueError where it doesn't fit;
+        LogError."""
         for rank, arrays in enumerate(kept):
             samples = [entry.sample for entry in of_rank(command, rank)]
             answers = [self._samples[sample].sample for sample in samples]
@@ -152,7 +153,9 @@ class Proximal:
 
     def _remove(self, path: Path) -> None:
         try:
-            path.unlink(missing_ok=True)
+            path.unlink()
+        except (FileNotFoundError, NotADirectoryError):
+            pass
         except OSError as error:
             logger.warning("%s: can't be removed: %s; it is of a step that isn't the run's any more", path, error)
 
