@@ -33,7 +33,6 @@ from areal_async.messages import (
 )
 from areal_async.runfiles import read_checks
 from areal_async.trace.drawing import Drawing
-from areal_async.trace.drawing import Drawing
 from areal_async.trace.life import GroupLife, SampleLife
 from areal_async.trace.lives import Lives
 from areal_async.trace.samples import Assembler, Decode
@@ -50,8 +49,8 @@ _BETWEEN: Final = "\x1f"  # prompt and answer in `texts`: nobody searches for it
 class Index:
     """Of the log in `log_folder` (it may not be there yet), in a database of `tables.open_database`.
 
-    decode: token ids to text; None: without texts. spans, drawing: of the timeline; drawing is None before the log's
-    beginning. Use it as a context manager.
+    decode: token ids to text; None: without texts. lives: of what was read so far, None before its beginning; `close`
+    it at the end.
     """
 
     def __init__(self, log_folder: Path, database: sqlite3.Connection, decode: Decode | None) -> None:
@@ -62,17 +61,14 @@ class Index:
         self._assembler: Final = Assembler(log_folder, decode)
         self._begin()
 
-    def __enter__(self) -> "Index":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._assembler.__exit__(*error)
+    def close(self) -> None:
+        """The database stays open."""
+        self._assembler.__exit__()
 
     def _begin(self) -> None:
         self._follower = Follower(self._log_folder)
-        self.lives: Lives | None = None
-        self._drawing: Drawing | None = None
-        self._spans = SpanTable(self.database)
+        self.drawing: Drawing | None = None
+        self.spans = SpanTable(self.database)
         self.samples = 0
         self._done = False
         self._checks_at = 0  # byte of checks.jsonl
@@ -84,11 +80,6 @@ class Index:
         tables.make_tables(self.database)
 
     # ------------------------------------------------------------------------------------------------------- reading
-
-    @property
-    def lives(self) -> Lives | None:
-        """Of what was read so far; None before the log's beginning."""
-        return None if self.drawing is None else self.drawing.lives
 
     def read_some(self, seconds: float) -> bool:
         """Read on for about so long. Returns whether more lies there."""
@@ -149,7 +140,7 @@ class Index:
 
     def timeline(self, begin: float, end: float, width: int, opened: Collection[str] | None) -> api.Timeline:
         """What was there between two seconds of the run clock, for so many pixels. opened: as in `timeline.look`."""
-        return timeline.look(self._spans, self._drawing, self.reading(), begin, end, width, opened)
+        return timeline.look(self.spans, self.drawing, self.reading(), begin, end, width, opened)
 
     def troubles(self, most: int) -> list[api.Trouble]:
         """The newest, the newest last."""
@@ -158,13 +149,13 @@ class Index:
     # --------------------------------------------------------------------------------------------------------- turns
 
     def _take(self, turn: Turn) -> None:
-        if self._drawing is None or self.lives is None:
+        drawing = self._drawing
+        if drawing is None:
             assert self._follower.rules is not None, "a log begins with its rules"
-            self._drawing = Drawing(self._spans, self._follower.rules, lambda sample: False, None)
-            self.lives = self._drawing.lives
-        before = (self.lives.version, self.lives.branch)
-        over = self._drawing.take(turn)
-        for group in over:
+            drawing = self._drawing = Drawing(self._spans, self._follower.rules, lambda sample: False, None)
+        lives = self.lives = drawing.lives
+        before = (lives.version, lives.branch)
+        for group in drawing.take(turn):
             self._changed[group.id] = group
         self._take_event(turn, before)
         for command in turn.commands:
@@ -179,8 +170,8 @@ class Index:
             self.write()
 
     def _take_event(self, turn: Turn, before: tuple[Version, int]) -> None:
-        assert self.drawing is not None, "a turn was taken"
-        lives = self.drawing.lives
+        lives = self.lives
+        assert lives is not None, "a turn was taken"
         match turn.event:
             case SampleDone() as event:
                 self._change([group_of(event.sample)])
@@ -201,9 +192,9 @@ class Index:
                 self.database.execute("DELETE FROM lags WHERE step >= ?", (event.to,))
 
     def _change(self, groups: Iterable[GroupId]) -> None:
-        assert self.drawing is not None, "a turn was taken"
+        assert self.lives is not None, "a turn was taken"
         for number in groups:
-            if (group := self.drawing.lives.groups.get(number)) is not None:
+            if (group := self.lives.groups.get(number)) is not None:
                 self._changed[number] = group
 
     def _answered(self, event: SampleDone) -> None:
