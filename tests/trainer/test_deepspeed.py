@@ -49,6 +49,7 @@ class Ranks:
         self._names = [f"trainer.{rank}" for rank in range(ranks)]
         self._asked = 0
         self.hellos = hellos
+        self.kept: list[list[np.ndarray]] = []  # of each rank, beside its last `StepDone`
 
     async def ask(self, message: Any, arrays: list[list[np.ndarray]] | None = None) -> list[Any]:
         """Answers (message, arrays) of all ranks."""
@@ -63,7 +64,8 @@ class Ranks:
 
     async def train(self, train: Train, arrays: list[list[np.ndarray]]) -> StepDone:
         """What all ranks say, but for the time that each took."""
-        answers = [answer for answer, _ in await self.ask(train, arrays)]
+        told = await self.ask(train, arrays)
+        answers, self.kept = [answer for answer, _ in told], [kept for _, kept in told]
         said = {json.dumps([a.metrics | {"train_s": 0.0}, a.skipped, a.step], sort_keys=True) for a in answers}
         assert len(said) == 1, said
         return answers[0]
@@ -108,6 +110,15 @@ def log_probs_by_transformers(model: Any, token_ids: np.ndarray, temperature: fl
     return np.array([0, *logits.log_softmax(-1).gather(1, row[1:, None])[:, 0].tolist()])
 
 
+def assert_prox(kept: list[list[np.ndarray]], sent: list[list[np.ndarray]], model: Any, temperature: float) -> None:
+    """Each rank has sent log π_prox of its own samples' loss tokens, under the weights of `model`."""
+    for (lengths, prox), (own, token_ids, mask, *_) in zip(kept, sent, strict=True):
+        np.testing.assert_array_equal(lengths, own)
+        rows = np.split(token_ids, np.cumsum(own)[:-1])
+        expected = np.concatenate([log_probs_by_transformers(model, row, temperature) for row in rows])
+        np.testing.assert_allclose(prox, np.where(mask, expected, np.nan), atol=2e-5)
+
+
 @pytest.mark.parametrize("stage", [1, 3])
 async def test_two_ranks_over_the_wire(stage: int, address: str, tmp_path: Path) -> None:
     """The model is wide enough for ZeRO 3 to split its large matrices and to leave the rest whole."""
@@ -116,7 +127,7 @@ async def test_two_ranks_over_the_wire(stage: int, address: str, tmp_path: Path)
     prefix = f"areal-test-{os.getpid()}"
     token_ids = np.arange(1, 20, dtype=np.int32)
     base = AutoModelForCausalLM.from_pretrained(folder).eval()
-    changes = {"zero_stage": stage, "shm_prefix": prefix, "temperature": 0.7, "kl_coef": 0.01}
+    changes = {"zero_stage": stage, "shm_prefix": prefix, "temperature": 0.7, "kl_coef": 0.01, "keep_prox": True}
     async with trainer(folder, address, tmp_path, 2, **changes, gradient_checkpointing=stage == 3) as (ranks, child):
         assert {(p.name, p.shape, p.dtype) for p in ranks.hellos["trainer.0"].parameters} == {
             (name, tuple(parameter.shape), "F32") for name, parameter in base.named_parameters()
@@ -132,6 +143,8 @@ async def test_two_ranks_over_the_wire(stage: int, address: str, tmp_path: Path)
             assert not done.skipped
             assert done.metrics["tokens_trained"] == sum(m.divisor for m in train.minibatches)
             assert done.metrics["kl_ref"] > 0
+            if step == 0:
+                assert_prox(ranks.kept, arrays, base, 0.7)
 
         train, arrays = make_batch(samples=8, minibatches=1, ranks=2, per_micro=2, step=2)
         arrays[1][3][np.flatnonzero(arrays[1][2])[0]] = -1000.0  # only rank 1 sees it
