@@ -49,8 +49,8 @@ _BETWEEN: Final = "\x1f"  # prompt and answer in `texts`: nobody searches for it
 class Index:
     """Of the log in `log_folder` (it may not be there yet), in a database of `tables.open_database`.
 
-    decode: token ids to text; None: without texts. lives: of what was read so far, None before its beginning; `close`
-    it at the end.
+    decode: token ids to text; None: without texts. lives, drawing: of what was read so far, None before its beginning.
+    spans: of the timeline. `close` it at the end.
     """
 
     def __init__(self, log_folder: Path, database: sqlite3.Connection, decode: Decode | None) -> None:
@@ -67,6 +67,7 @@ class Index:
 
     def _begin(self) -> None:
         self._follower = Follower(self._log_folder)
+        self.lives: Lives | None = None
         self.drawing: Drawing | None = None
         self.spans = SpanTable(self.database)
         self.samples = 0
@@ -149,10 +150,10 @@ class Index:
     # --------------------------------------------------------------------------------------------------------- turns
 
     def _take(self, turn: Turn) -> None:
-        drawing = self._drawing
+        drawing = self.drawing
         if drawing is None:
             assert self._follower.rules is not None, "a log begins with its rules"
-            drawing = self._drawing = Drawing(self._spans, self._follower.rules, lambda sample: False, None)
+            drawing = self.drawing = Drawing(self.spans, self._follower.rules, lambda sample: False, None)
         lives = self.lives = drawing.lives
         before = (lives.version, lives.branch)
         for group in drawing.take(turn):

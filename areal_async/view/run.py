@@ -91,7 +91,7 @@ class Run:
     def close(self) -> None:
         """It is left; what was read goes."""
         if self._index is not None:
-            self._index.__exit__()
+            self._index.close()
             self._index.database.close()
             self._index = None
 
