@@ -161,7 +161,7 @@ class Card {
     this.keys = el("div", { class: "keys" });
     this.plot = el("div", { class: "plot", role: "img", "aria-label": figure.title });
     this.element = el("figure", { class: "card figure-card", id: `figure-${figure.key}` },
-      el("header", {}, el("h3", {}, figure.title, figure.unit ? el("span", { class: "unit dim" }, ` ${figure.unit}`) : null), this.keys),
+      el("header", {}, el("h3", {}, figure.title), this.keys),
       this.plot,
       el("figcaption", { class: "dim" }, prose(figure.about)));
   }
@@ -182,7 +182,7 @@ class Card {
     const { unit, log, range } = this.figure;
     const fixed = COARSE.matches;
     const yaxis = { uirevision: resets, fixedrange: fixed, rangemode: log || range ? "normal" : "tozero", title: unit, ...layout.yaxis };
-    if (unit === "%") Object.assign(yaxis, { tickformat: ",.0%", hoverformat: ".2%" });
+    if (unit === "%") Object.assign(yaxis, { tickformat: ".3~p", hoverformat: ".2%", title: "" });
     else yaxis.hoverformat = ".5~g";
     if (log) Object.assign(yaxis, { type: "log", exponentformat: "power", dtick: 1, hoverformat: ".2~e" });
     if (range) yaxis.range = range;

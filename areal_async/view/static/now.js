@@ -22,10 +22,8 @@ export function drawNow(container, data, eta) {
   container.replaceChildren(
     ...problems.map((text) => el("p", { class: "problem wide" }, visible(text))),
     tiles(latest, kept, eta),
-    waits(latest),
-    busyBar(kept),
-    balance(latest.balance),
-    troubles(data.key, latest.troubles, container),
+    el("div", { class: "column" }, waits(latest), balance(latest.balance)),
+    el("div", { class: "column" }, busyBar(kept), troubles(data.key, latest.troubles, container)),
   );
 }
 
@@ -64,7 +62,7 @@ export function shortLines(text) {
 }
 
 function waits({ run, waits: lines, phase }) {
-  const all = lines.flatMap(shortLines);
+  const all = lines.flatMap(shortLines).map((line) => line.replace("steps_done", "all steps are done"));
   const title = isLive(run.state) ? "What is waited for now" : "How it ended";
   const none = phase ? `nothing is waited for; the run is ${phase}` : "nothing is known of it";
   return card(title, el("ol", { class: "waits" }, (all.length ? all : [none]).map((line) => el("li", {}, visible(line)))));

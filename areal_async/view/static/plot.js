@@ -28,10 +28,10 @@ export const SERIES_COLOURS = 7;
 export const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
 export const series = (at) => colour(`series-${(at % SERIES_COLOURS) + 1}`);
 
-/** "series-1" and the like in traces become colours of the theme. */
+/** "--series-1" and the like in traces become colours of the theme. */
 function coloured(value) {
   if (typeof value === "string") return value.startsWith("--") ? colour(value.slice(2)) : value;
-  if (Array.isArray(value)) return typeof value[0] === "string" && value[0].startsWith("--") ? value.map(coloured) : value;
+  if (Array.isArray(value)) return typeof value[0] === "object" || value[0]?.startsWith?.("--") ? value.map(coloured) : value;
   if (value && typeof value === "object" && !ArrayBuffer.isView(value)) {
     return Object.fromEntries(Object.entries(value).map(([name, of]) => [name, coloured(of)]));
   }

@@ -32,7 +32,7 @@ class RunData {
     for (;;) {
       this.rows.push(...answer.rows);
       this.next = answer.next;
-      if (answer.rows.length < MANY_ROWS) break;
+      if (embedded || answer.rows.length < MANY_ROWS) break;
       answer = await get(of(this.key, "overview"), { since: this.next }, options); // an answer has an end
     }
     this.latest = answer;
