@@ -426,6 +426,20 @@ class MetricsConfig(Section, frozen=True, kw_only=True):
     tensorboard: Annotated[
         bool, Meta(description="Write TensorBoard events to `tensorboard/` of the run folder (extra `tensorboard`).")
     ] = False
+    wandb: Annotated[
+        Literal["off", "offline", "online"],
+        Meta(
+            description="Hand the numbers of `metrics.jsonl` to Weights & Biases (extra `wandb`). offline: into `wandb/` "
+            "of the run folder, for `wandb sync`."
+        ),
+    ] = "off"
+    wandb_project: Annotated[str, Meta(min_length=1, description="Project of the run at Weights & Biases.")] = (
+        "areal-async"
+    )
+    wandb_entity: Annotated[
+        str | None, Meta(description="User or team that the project belongs to; none: the account's default.")
+    ] = None
+    wandb_name: Annotated[str | None, Meta(description="Name of the run; none: that of its folder.")] = None
 
 
 class LogConfig(Section, frozen=True, kw_only=True):

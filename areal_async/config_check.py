@@ -107,6 +107,8 @@ def _metrics(config: Config) -> Iterator[Finding]:
     if metrics.tensorboard and importlib.util.find_spec("tensorboard") is None:
         install = "pip install 'areal-async[tensorboard]', or leave it out"
         yield "metrics.tensorboard", f"the package tensorboard is not installed; {install}"
+    if metrics.wandb != "off" and not _is_package("wandb"):
+        yield "metrics.wandb", "the package wandb is not installed; pip install 'areal-async[wandb]', or leave it out"
     if metrics.port is not None:
         try:
             socket.create_server((metrics.host, metrics.port)).close()
@@ -114,6 +116,12 @@ def _metrics(config: Config) -> Iterator[Finding]:
             why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
             what = f"{metrics.host}:{metrics.port} can't be opened: {why}"
             yield "metrics.port", f"{what}; try another, or 0 for any free one"
+
+
+def _is_package(name: str) -> bool:
+    """A mere folder of this name in the working directory (W&B's own runs make one) is none."""
+    found = importlib.util.find_spec(name)
+    return found is not None and found.origin is not None
 
 
 def _folders(config: Config) -> Iterator[Finding]:

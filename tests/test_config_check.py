@@ -353,6 +353,15 @@ def test_tensorboard_that_is_not_installed(project, monkeypatch):
     ]
 
 
+def test_wandb_that_is_not_installed(project, monkeypatch):
+    monkeypatch.setattr(config_check.importlib.util, "find_spec", lambda name: None)
+    assert found("metrics.wandb=offline") == [
+        "command line: metrics.wandb: the package wandb is not installed; pip install 'areal-async[wandb]', or leave "
+        "it out"
+    ]
+    assert found("metrics.wandb=off") == []
+
+
 def test_a_server_whose_socket_is_not_there(project):
     with socket.socket(socket.AF_UNIX) as server, tempfile.TemporaryDirectory() as folder:
         server.bind(f"{folder}/s")

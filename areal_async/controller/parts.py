@@ -36,6 +36,7 @@ from areal_async.controller.servers import Servers
 from areal_async.controller.status import StatusFile
 from areal_async.controller.trainer import Trainer
 from areal_async.controller.turn import Turn
+from areal_async.controller.wandb import tell_wandb
 from areal_async.core.orchestrator import Orchestrator
 from areal_async.errors import RunFailed
 from areal_async.launch.recipes import Recipes
@@ -172,6 +173,7 @@ class Parts:
             last_event=lambda: self._last_event - self._begun,
         )
         self.metrics_url = await open_monitoring(stack, self._config, monitor, self._record, self.folder.root)
+        await tell_wandb(stack, self._crew, self._config.metrics, self.folder.root)
         self._take(self._first_event())
         self._start_children(stack)
         self._crew.start(self._watch_for_standstill(), "watchdog")

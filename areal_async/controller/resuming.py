@@ -11,7 +11,6 @@ end has cut off are written first).
 
 import hashlib
 import logging
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,13 +20,13 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from areal_async import __version__
 from areal_async.config import Config
 from areal_async.controller import checkpoints
 from areal_async.controller.checkpoints import CheckpointState
 from areal_async.controller.samples import Samples
 from areal_async.core import resuming as rules_of_resuming
 from areal_async.core.orchestrator import Orchestrator
+from areal_async.environment import environment
 from areal_async.errors import ConfigError, LogError
 from areal_async.log import format as fmt
 from areal_async.log.turns import read_turns
@@ -50,7 +49,6 @@ logger = logging.getLogger("areal_async")
 
 Fact: TypeAlias = str | int | float | bool | None
 
-VERSIONS: Final[dict[str, Fact]] = {"python": sys.version.split()[0], "areal_async": __version__}
 RUN: Final = "run"  # the note that a run begins with
 SAVED: Final = "model_saved"  # the note that it ends with
 _WHOLE_BYTES: Final = 64 << 20  # of a file: larger ones are compared by their size and both ends
@@ -66,7 +64,7 @@ _MODEL_FILES: Final = (
 
 def about(config: Config, data: TrainingData) -> Note:
     """The note that a run begins with."""
-    return Note(at=0.0, what=RUN, data={"name": config.name, **VERSIONS, **_identity(config, data)})
+    return Note(at=0.0, what=RUN, data={"name": config.name, **environment(), **_identity(config, data)})
 
 
 def _identity(config: Config, data: TrainingData) -> dict[str, Fact]:
@@ -215,7 +213,7 @@ def resume(root: Path, samples: Samples, config: Config, data: TrainingData) -> 
     version, state = _newest(past, root / "checkpoints")
     words = _in_words(past, root, version, state)
     missing: list[AnyRecord] = [*past.missing] if past.about else [about(config, data)]
-    missing.append(Note(at=past.ended, what="resumed", data={**VERSIONS}))
+    missing.append(Note(at=past.ended, what="resumed", data={**environment()}))
     return Resumed(past.core, version, past.ended, tuple(missing), words)
 
 

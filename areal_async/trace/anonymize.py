@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from areal_async.core.orchestrator import Orchestrator
+from areal_async.environment import PACKAGES
 from areal_async.errors import IllegalTransition, LogError
 from areal_async.log import format as fmt
 from areal_async.log import payloads
@@ -75,16 +76,20 @@ _OPTION: Final = re.compile(r"data\.[a-z_]{1,30}")
 _WORDS: Final[dict[str, re.Pattern[str]]] = {
     "python": _VERSION,
     "areal_async": _VERSION,
+    **dict.fromkeys(PACKAGES, _VERSION),
     "model.dtype": re.compile("bfloat16|float32"),
     "data.chat_template": re.compile("auto|plain"),
     "data.long_prompts": re.compile("error|drop|cut"),
     "reason": re.compile("steps_done|data_ended|stopped"),
     "sample": _SAMPLE,
 }
+_MACHINE: Final = ("host", "system", "cpu", "gpu")  # of these only the keys stay
 _NOTES: Final[dict[str, frozenset[str]]] = {
-    "run": frozenset((*_WORDS, "name", "model.path", "data.train", "the longest prompt in tokens", "prompts left out")),
+    "run": frozenset((
+        *_WORDS, *_MACHINE, "name", "model.path", "data.train", "the longest prompt in tokens", "prompts left out",
+    )),
     "long_prompts": frozenset(("left_out", "max_prompt_tokens")),
-    "resumed": frozenset(("python", "areal_async")),
+    "resumed": frozenset(("python", "areal_async", *PACKAGES, *_MACHINE)),
     "model_saved": frozenset(("reason",)),
     **dict.fromkeys(
         ("continued", "moved", "repeated", "completed"),
