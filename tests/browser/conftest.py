@@ -33,8 +33,18 @@ def tabs(browser: Browser) -> Iterator[Tabs]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the runs that `recording.py` makes; nobody writes in it."""
     folder = tmp_path_factory.mktemp("r")
-    subprocess.run([sys.executable, "-m", "tests.browser.recording", str(folder)], cwd=ROOT, check=True)
+    command = [sys.executable, "-m", "tests.browser.recording", str(folder)]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
     return folder / "runs"
+
+
+@pytest.fixture(scope="package")
+def viewer(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
+    """One viewer of `runs` for all tests that only look."""
+    one = Viewer(runs, (), tmp_path_factory.mktemp("viewer"))
+    yield one
+    ended(one)
 
 
 @pytest.fixture

@@ -63,10 +63,10 @@ class Odd(SingleTurn):
         if session.attempt == 0 and prompt.position % 7 == 5:
             raise RuntimeError(f"the tool at {IMAGE} did not answer at position {prompt.position}")
         sample = await super().run(session, prompt)
-        if prompt.position % 3:
+        begin = sample.prompt_tokens
+        if prompt.position % 3 or len(sample.token_ids) < begin + len(HOSTILE):
             return sample
         token_ids, loss_mask = sample.token_ids.copy(), sample.loss_mask.copy()
-        begin = sample.prompt_tokens
         token_ids[begin : begin + len(HOSTILE)] = np.arange(FIRST_HOSTILE, FIRST_HOSTILE + len(HOSTILE))
         loss_mask[begin + 1] = 0
         logprobs = np.where(loss_mask, sample.logprobs, 0).astype(np.float32)
