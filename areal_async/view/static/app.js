@@ -1,12 +1,13 @@
 /* Which page is shown, the header above it, the keys, and when to ask again.
 
 What always holds: a page that is left hears of it (`hide`); a live run is asked every 2 s, one question at a time, and
-not while the window is hidden; a run that has ended isn't asked again. */
+not while the window is hidden; a run that has ended, and whose log is read, isn't asked again. */
 
 import { address, badge, clock, closePanel, el, embedded, get, pages, place, showError } from "./common.js";
 import { runData } from "./store.js";
 
 const POLL_MS = 2_000;
+const POLL_RUNS_MS = 5_000; // a folder of runs: others may come
 const POLL_AFTER_ERRORS_MS = 15_000; // at most: somebody may start the server again
 
 const NAVIGATION = [
@@ -81,7 +82,8 @@ function later() {
   clearTimeout(timer);
   if (embedded) return;
   const again = shown.run === null || runData(shown.run).live || failures > 0;
-  if (again) timer = setTimeout(poll, Math.min(POLL_MS * 2 ** failures, POLL_AFTER_ERRORS_MS));
+  const every = shown.run === null ? POLL_RUNS_MS : POLL_MS;
+  if (again) timer = setTimeout(poll, Math.min(every * 2 ** failures, POLL_AFTER_ERRORS_MS));
 }
 
 async function poll() {
@@ -114,9 +116,10 @@ function header() {
     return el("a", { href: address(run, page), "aria-current": here ? "page" : null }, title);
   }));
   const title = run === null ? "all runs" : row?.name ?? run;
-  byId("run-name").replaceChildren(title);
+  const key = run !== null && !run.startsWith(title) ? el("small", { class: "dim" }, ` ${run}`) : "";
+  byId("run-name").replaceChildren(title, key);
   document.title = `${title} – areal-async`;
-  byId("run-state").replaceChildren(...(row ? [badge(row.state), row.end ? el("span", { class: "dim end" }, " ", row.end) : ""] : []));
+  byId("run-state").replaceChildren(...(row ? [badge(row.state), row.end ? el("span", { class: "dim" }, " ", row.end.replaceAll("_", " ")) : ""] : []));
   byId("run-step").textContent = row ? (row.steps ? `step ${row.version} of ${row.steps}` : `step ${row.version}`) : "";
   byId("run-clock").textContent = row ? clock(row.seconds) : "";
   const share = row?.steps ? Math.min(1, row.version / row.steps) : null;

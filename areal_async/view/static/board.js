@@ -142,13 +142,17 @@ export class Board {
   }
 }
 
+const thickness = ([first, ...others]) => `Thick: ${first.label}; thin: ${others.map((one) => one.label).join(", ")}.`;
+
 /** A figure for several runs: stacks can't lie on each other, so who was busy becomes two lines, and others are left. */
 function forSeveral(figure) {
   if (figure.kind === "busy") {
     const series = [{ field: "trainer_idle_share", label: "trainer" }, { field: "rollout_idle_share", label: "servers" }];
-    return { ...figure, kind: "lines", title: "Idle", series, about: "Share of `step_s` in which the trainer was idle, and in which a server was (mean over servers)." };
+    const about = `Share of \`step_s\` in which the trainer was idle, and in which a server was (mean over servers). ${thickness(series)}`;
+    return { ...figure, kind: "lines", title: "Idle", series, about };
   }
-  return figure.series.some((one) => one.stacked || one.field.startsWith("rollout_idle_by_server")) ? null : figure;
+  if (figure.series.some((one) => one.stacked || one.field.startsWith("rollout_idle_by_server"))) return null;
+  return { ...figure, about: figure.series.length > 1 ? `${figure.about} ${thickness(figure.series)}` : figure.about };
 }
 
 class Card {

@@ -9,7 +9,7 @@ import { branches, busyOf } from "./lines.js";
 import { BUSY } from "./traces.js";
 
 const RECENT_STEPS = 10;
-const TROUBLES_SHOWN = 8;
+const TROUBLES_SHOWN = 6;
 
 const sum = (values) => values.reduce((all, value) => all + value, 0);
 const card = (title, ...children) => el("section", { class: "card" }, el("h2", {}, title), ...children);
@@ -39,13 +39,13 @@ function tiles({ run, evaluations, in_flight: inFlight, ready, phase }, kept, et
   const rate = (name) => (seconds > 0 ? sum(recent.map((row) => row[name])) / seconds : null);
   const left = run.steps && recent.length ? (run.steps - run.version) * (seconds / recent.length) : null;
   const skipped = kept.filter((row) => row.skipped).length;
-  const over = `mean of the last ${recent.length} steps`;
+  const over = recent.length === 1 ? "of one step" : `mean of the last ${recent.length} steps`;
   const live = isLive(run.state);
   return el("dl", { class: "card tiles" },
     tile("reward", number(last?.reward_mean, 3), evaluation ? `evaluation ${number(evaluation.score, 3)} at version ${evaluation.version}` : "no evaluation so far"),
-    tile("lag", last ? `max ${last.lag_max}, mean ${number(last.lag_mean, 3)}` : number(null), eta === null ? "steps" : `steps; η is ${eta}`, last && eta !== null && last.lag_max > eta ? el("span", { class: "problem" }, " – over it") : null),
-    tile("generated", `${count(rate("tokens_generated"))} tokens/s`, recent.length ? over : ""),
-    tile("trained", `${count(rate("tokens_trained"))} tokens/s`, recent.length ? over : ""),
+    tile("lag", last ? `${last.lag_max}, mean ${number(last.lag_mean, 3)}` : number(null), eta === null ? "steps; the oldest token's" : `steps; the oldest token's; η is ${eta}`, last && eta !== null && last.lag_max > eta ? el("span", { class: "problem" }, " – over it") : null),
+    tile("generated", count(rate("tokens_generated")), `tokens/s; ${over}`),
+    tile("trained", count(rate("tokens_trained")), `tokens/s; ${over}`),
     tile("step time", duration(recent.length ? seconds / recent.length : null), recent.length ? over : "", live && left ? `; about ${duration(left)} left` : ""),
     live
       ? tile("under way", `${number(inFlight)} samples`, `${number(ready)} groups ready to be trained`)
@@ -118,15 +118,15 @@ function balance(all) {
   const row = ([state, colour, about]) => el("tr", { title: about },
     el("td", {}, swatch(colour, "solid", 2, true), state),
     things.map(([, prefix]) => el("td", { class: "number" }, number(all[prefix + state] ?? 0))),
-    el("td", { class: "dim note" }, about));
+    el("td", { class: "dim note about" }, about));
   const told = missing.length
     ? el("p", { class: "note problem" }, `This doesn't add up: ${missing.map(([name, many]) => `${many} ${name} are unaccounted for`).join(", ")}. areal-async audit tells more.`)
     : el("p", { class: "note dim" }, "All that was admitted is in exactly one line: nothing is lost.");
   return card("The ledger", things.map(bar), told,
     el("div", { class: "scroll" }, el("table", { class: "balance" },
-      el("thead", {}, el("tr", {}, el("th", {}, ""), el("th", { class: "number" }, "groups"), el("th", { class: "number" }, "samples"), el("th", {}, ""))),
+      el("thead", {}, el("tr", {}, el("th", {}, ""), el("th", { class: "number" }, "groups"), el("th", { class: "number" }, "samples"), el("th", { class: "about" }, ""))),
       el("tbody", {}, BALANCE.filter(([state]) => all[state] || all[`samples_${state}`] || state === "trained" || state === "outstanding").map(row)),
-      el("tfoot", {}, el("tr", {}, el("td", {}, "admitted"), things.map(([, prefix]) => el("td", { class: "number" }, number(all[`${prefix}admitted`]))), el("td", { class: "dim note" }, "the sum"))))));
+      el("tfoot", {}, el("tr", {}, el("td", {}, "admitted"), things.map(([, prefix]) => el("td", { class: "number" }, number(all[`${prefix}admitted`]))), el("td", { class: "dim note about" }, "the sum"))))));
 }
 
 function troubles(run, all, container) {
@@ -138,7 +138,7 @@ function troubles(run, all, container) {
     container.dispatchEvent(new Event("again"));
   };
   const line = ({ at, what, thing, text }) => el("li", {},
-    el("span", { class: "dim" }, clock(at, 1)),
+    el("span", { class: "dim number" }, clock(at, 1)),
     el("span", {}, thing && has(of(run, "story"), { id: thing })
       ? el("button", { type: "button", class: "link", onclick: () => openStory(run, thing), title: `the story of ${thing}` }, what.replaceAll("_", " "))
       : what.replaceAll("_", " ")),

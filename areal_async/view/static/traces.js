@@ -38,7 +38,7 @@ export function lines(board, figure) {
       const look = board.overlay
         ? { colour: tone(one.at), dash: DASHES[one.at % DASHES.length], width: at === 0 ? 2 : 1 }
         : { colour: tone(at), dash: "solid", width: 2 };
-      const name = board.overlay ? [one.run.latest.run.name, series.length > 1 ? wanted.label : ""].join(" ").trim() : wanted.label;
+      const name = board.overlay ? [one.run.key, series.length > 1 ? wanted.label : ""].join(" ").trim() : wanted.label;
       const value = isEvaluation(wanted.field)
         ? points(board, one, wanted, { ...look, name, xOf }, traces)
         : curve(board, figure, one, wanted, { ...look, name, xOf }, traces);
@@ -46,7 +46,8 @@ export function lines(board, figure) {
       keys.push({ ...look, label: name, short: board.overlay, value, dash: isEvaluation(wanted.field) ? "dot" : look.dash, block: wanted.stacked });
     });
   }
-  return { traces, keys, x, layout: figure.key === "lag" && board.eta !== undefined ? bound(board.eta) : {} };
+  if (figure.key !== "lag" || board.eta === undefined || !traces.length) return { traces, keys, x, layout: {} };
+  return { traces, keys: [...keys, bound(board.eta)], x, layout: { shapes: [{ ...BOUND, xref: "paper", x0: 0, x1: 1, y0: board.eta, y1: board.eta }] } };
 }
 
 /** The line of a series; its newest value, undefined if there is nothing at all. */
@@ -61,7 +62,7 @@ function curve(board, figure, { kept, abandoned }, wanted, { colour, dash, width
   if (raw.every((value) => value === null)) return undefined;
   const x = rows.map((row, at) => (row === null ? xOf(rows[at - 1]) : xOf(row)));
   const base = { type: "scatter", x, connectgaps: false, name };
-  const marked = raw.length <= FEW || raw.includes(null) ? "lines+markers" : "lines";
+  const marked = (raw.length <= FEW && !board.overlay) || raw.length === 1 || raw.includes(null) ? "lines+markers" : "lines";
   if (wanted.stacked) {
     traces.push({ ...base, y: smoothed(raw, board.smoothing), mode: "lines", stackgroup: "all", line: { color: colour, width: 0.5 }, fillcolor: colour });
     return raw.at(-1);
@@ -86,12 +87,9 @@ function points(board, { evaluations }, wanted, { colour, width, name, xOf }, tr
   return known.at(-1).value;
 }
 
-function bound(eta) {
-  return {
-    shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: eta, y1: eta, line: { color: "--dim", width: 1, dash: "dash" } }],
-    annotations: [{ text: `η = ${eta}`, showarrow: false, xref: "paper", x: 1, xanchor: "right", y: eta, yanchor: "bottom", font: { color: "--dim", size: 10 } }],
-  };
-}
+/** What may not be crossed, unless `when_older` is `train`. */
+const BOUND = { type: "line", line: { color: "--dim", width: 1.5, dash: "dash" } };
+const bound = (eta) => ({ label: `η = ${eta}`, colour: "--dim", dash: "dash", width: 1.5 });
 
 /** Who was busy: four areas up to 100 %. */
 export function busy(board, figure) {
@@ -122,21 +120,17 @@ export async function lags(board) {
     most = Math.max(most, tokens.at(-1)[0]);
     const colours = tokens.map(([lag]) => (board.overlay ? tone(at) : lag > answer.eta ? "--series-2" : "--series-1"));
     traces.push({
-      type: "bar", name: run.latest.run.name, x: tokens.map(([lag]) => lag), y: tokens.map(([, many]) => many / all),
+      type: "bar", name: run.key, x: tokens.map(([lag]) => lag), y: tokens.map(([, many]) => many / all),
       marker: { color: colours }, customdata: tokens.map(([, many]) => count(many)),
       hovertemplate: "lag %{x}: %{y:.2%}, %{customdata} tokens<extra></extra>",
     });
-    keys.push({ label: board.overlay ? run.latest.run.name : `of ${count(all)} tokens`, short: board.overlay, colour: tone(at), block: true });
+    keys.push({ label: board.overlay ? run.key : `of ${count(all)} tokens`, short: board.overlay, colour: tone(at), block: true });
   });
   if (!traces.length) return { traces, keys, x: "lag, steps", layout: { annotations: note("nothing was read of it so far"), xaxis: { categories: true } } };
-  const xaxis = { categories: true, range: [-0.6, Math.max(most, eta) + 0.6], title: "lag, steps", ...(Math.max(most, eta) <= 16 ? { dtick: 1 } : {}) };
-  return { traces, keys, x: "lag, steps", layout: { ...limit(board, eta), xaxis, hovermode: "closest", bargap: 0.15 } };
-}
-
-function limit(board, eta) {
-  if (board.overlay) return {};
-  return {
-    shapes: [{ type: "line", yref: "paper", y0: 0, y1: 1, x0: eta + 0.5, x1: eta + 0.5, line: { color: "--dim", width: 1, dash: "dash" } }],
-    annotations: [{ text: `η = ${eta}`, showarrow: false, yref: "paper", y: 1, yanchor: "top", x: eta + 0.5, xanchor: "right", font: { color: "--dim", size: 10 } }],
-  };
+  const last = Math.max(most, eta);
+  const xaxis = { categories: true, range: [-0.6, last + 0.6], title: "lag, steps", ...(last <= 16 ? { dtick: 1 } : {}) };
+  const layout = { xaxis, hovermode: "closest", bargap: 0.15 };
+  if (board.overlay) return { traces, keys, x: "lag, steps", layout };
+  const shapes = [{ ...BOUND, yref: "paper", y0: 0, y1: 1, x0: eta + 0.5, x1: eta + 0.5 }];
+  return { traces, keys: [...keys, bound(eta)], x: "lag, steps", layout: { ...layout, shapes } };
 }
