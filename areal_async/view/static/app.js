@@ -3,23 +3,25 @@
 What always holds: a page that is left hears of it (`hide`); a live run is asked every 2 s, one question at a time, and
 not while the window is hidden; a run that has ended, and whose log is read, isn't asked again. */
 
-import { address, badge, clock, closePanel, el, embedded, get, pages, place, showError } from "./common.js";
+import { address, badge, clock, closePanel, date, el, embedded, get, pages, place, showError } from "./common.js";
 import { runData } from "./store.js";
 
 const POLL_MS = 2_000;
 const POLL_RUNS_MS = 5_000; // a folder of runs: others may come
 const POLL_AFTER_ERRORS_MS = 15_000; // at most: somebody may start the server again
 
+const REPORT = embedded?.["/report"]; // of an exported file: which pages it has, and of when it is
 const NAVIGATION = [
   ["overview", "Overview", "o"],
   ["timeline", "Timeline", "t"],
   ["samples", "Samples", "s"],
   ["peers", "Servers & workers", "p"],
   ["config", "Configuration", "c"],
-];
+  ["report", "About this file", "a"],
+].filter(([page]) => (REPORT ? REPORT.pages.includes(page) : page !== "report"));
 const KEYS = [
-  ["g o", "overview"], ["g t", "timeline"], ["g s", "samples"], ["g p", "servers and workers"], ["g c", "configuration"],
-  ["g r", "all runs"], ["/", "search"], ["d", "dark or light"], ["?", "these keys"], ["Esc", "close"],
+  ...NAVIGATION.map(([, title, letter]) => [`g ${letter}`, title.toLowerCase()]),
+  ...(REPORT ? [] : [["g r", "all runs"]]), ["/", "search"], ["d", "dark or light"], ["?", "these keys"], ["Esc", "close"],
 ];
 
 const byId = (id) => document.getElementById(id);
@@ -130,7 +132,7 @@ function header() {
   }
   const reading = latest?.reading;
   const part = reading && reading.of > 0 ? Math.floor((100 * reading.nbytes) / reading.of) : 0;
-  byId("run-reading").textContent = reading && !reading.done && part < 100 ? `reading the log: ${part} %` : "";
+  byId("run-reading").textContent = REPORT ? `as of ${date(REPORT.written)}` : reading && !reading.done && part < 100 ? `reading the log: ${part} %` : "";
 }
 
 // -------------------------------------------------------------------------------------------------------- keys
@@ -166,7 +168,7 @@ function key(event) {
     if (closePanel()) event.preventDefault();
     return;
   }
-  if (event.target.closest("input, textarea, select, [contenteditable]")) return;
+  if (event.target.closest("input:not([type=range], [type=checkbox]), textarea, select, [contenteditable]")) return;
   const { run } = place();
   const page = NAVIGATION.find(([, , letter]) => letter === event.key)?.[0];
   if (event.timeStamp - wentAt < GO_MS && (event.key === "r" || (page && run !== null))) {

@@ -82,14 +82,17 @@ function query(params) {
   return set.length ? "?" + new URLSearchParams(set.map(([name, value]) => [name, String(value)])) : "";
 }
 
+/** Answers that a file with its data inside works out: by path, a function of the params (report.js). */
+export const computed = new Map();
+
 /** Whether `get` has an answer without a server. */
 export function has(path, params) {
-  return !embedded || path + query(params) in embedded || path in embedded;
+  return !embedded || path + query(params) in embedded || computed.has(path) || path in embedded;
 }
 
 async function ask(path, params, signal) {
   if (embedded) {
-    const answer = embedded[path + query(params)] ?? embedded[path];
+    const answer = embedded[path + query(params)] ?? computed.get(path)?.(params ?? {}) ?? embedded[path];
     if (answer === undefined) throw new Refused(404, `${path}: it isn't in this file; look at the run with areal-async view`);
     return answer;
   }
