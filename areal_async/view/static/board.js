@@ -8,6 +8,7 @@ import { el, get, number, of, percent, place, plot, prose, setParams, unplot } f
 import { branches, says, timeUnit } from "./lines.js";
 import { busy, lags, lines } from "./traces.js";
 
+const COUNTED = /tokens|checks|samples|groups|requests/; // units of which there may be many: 20k; others may be small
 const AHEAD_PX = 300; // figures just below the window are drawn already
 const COARSE = matchMedia("(pointer: coarse)"); // a finger scrolls, it doesn't zoom
 
@@ -59,11 +60,13 @@ export class Board {
       this.#changed();
     };
     this.back = el("button", { type: "button", hidden: true, onclick: () => this.setZoom(null) }, "whole run");
+    this.dotted = el("span", { class: "key dim", hidden: true }, swatch("--dim", "dot"), "dotted: a branch that was abandoned; its steps were trained again from a checkpoint");
     const hint = COARSE.matches ? "" : "Drag in a figure to zoom into all of them; a double click shows the whole run again.";
     return el("div", { class: "tools figure-tools" },
       this.choice,
       el("label", {}, "smoothing", el("input", { type: "range", min: "0", max: "0.98", step: "0.02", value: this.smoothing, oninput: slide }), shown),
       this.back,
+      this.dotted,
       el("span", { class: "dim hint" }, hint));
   }
 
@@ -86,6 +89,7 @@ export class Board {
   update() {
     this.data = this.runs.map((run, at) => ({ run, at, evaluations: run.latest.evaluations, rows: run.rows, ...branches(run.rows, run.latest) }));
     this.timeUnit = timeUnit(Math.max(0, ...this.runs.map((run) => run.rows.at(-1)?.time_s ?? 0)));
+    this.dotted.hidden = this.data.every(({ abandoned }) => abandoned.length === 0);
     const silent = [];
     for (const card of this.cards) {
       card.dirty = true;
@@ -174,7 +178,7 @@ class Card {
     if (!this.inView || !this.dirty || this.element.hidden) return;
     this.dirty = false;
     const mine = ++this.drawing;
-    const drawn = this.figure.kind === "lags" ? await lags(this.board) : this.figure.kind === "busy" ? busy(this.board, this.figure) : lines(this.board, this.figure);
+    const drawn = this.figure.kind === "lags" ? await lags(this.board) : this.figure.kind === "busy" ? busy(this.board) : lines(this.board, this.figure);
     if (mine !== this.drawing) return;
     this.#legend(drawn.keys);
     await plot(this.plot, drawn.traces, this.#layout(drawn));
@@ -182,15 +186,15 @@ class Card {
   }
 
   #layout({ layout, x }) {
-    const { zoom, resets } = this.board;
+    const { zoom, resets, byTime, timeUnit } = this.board;
     const { unit, log, range } = this.figure;
     const fixed = COARSE.matches;
     const yaxis = { uirevision: resets, fixedrange: fixed, rangemode: log || range ? "normal" : "tozero", title: unit, ...layout.yaxis };
     if (unit === "%") Object.assign(yaxis, { tickformat: ".3~p", hoverformat: ".2%", title: "" });
-    else yaxis.hoverformat = ".5~g";
+    else Object.assign(yaxis, { hoverformat: ".5~g", exponentformat: COUNTED.test(unit) ? "SI" : "power" });
     if (log) Object.assign(yaxis, { type: "log", exponentformat: "power", dtick: 1, hoverformat: ".2~e" });
     if (range) yaxis.range = range;
-    const xaxis = { fixedrange: fixed, title: x, ...layout.xaxis };
+    const xaxis = { fixedrange: fixed, title: x, unifiedhovertitle: { text: byTime ? `%{x:.1f} ${timeUnit[1]}` : "step %{x}" }, ...layout.xaxis };
     if (!xaxis.categories) Object.assign(xaxis, zoom ? { range: zoom, autorange: false } : { autorange: true }, { uirevision: JSON.stringify([zoom, resets]) });
     delete xaxis.categories;
     return { ...layout, showlegend: false, dragmode: fixed ? false : "zoom", xaxis, yaxis };

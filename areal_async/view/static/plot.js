@@ -42,6 +42,7 @@ function axis(own) {
   const line = colour("line");
   return {
     gridcolor: line, zerolinecolor: line, linecolor: line, tickcolor: line, automargin: true, ticks: "outside", ticklen: 3,
+    spikecolor: colour("dim"), spikethickness: 1, spikedash: "solid",
     ...coloured(own ?? {}),
     title: { standoff: 6, font: { size: 11, color: colour("dim") }, ...(typeof own?.title === "string" ? { text: own.title } : own?.title) },
   };
@@ -62,7 +63,7 @@ function dressed(layout) {
 }
 
 const drawn = new Map();
-const CONFIG = { responsive: true, displayModeBar: false, displaylogo: false, doubleClick: "reset", scrollZoom: false };
+const CONFIG = { responsive: true, displayModeBar: false, displaylogo: false, doubleClick: "reset", scrollZoom: false, showTips: false };
 
 /** Draws, or updates, a figure in element. Colours in traces and layout may be names of style.css: "--series-1". */
 export async function plot(element, traces, layout = {}, config = {}) {

@@ -6,6 +6,7 @@ the thickest; what was smoothed lies on its faint raw line, and hover tells the 
 import { DASHES, count } from "./common.js";
 import { busyParts, evaluated, evaluationRows, expand, isEvaluation, reader, smoothed } from "./lines.js";
 
+const SINCE = "vh"; // by time, what is told of a step's time holds since the step before
 const FEW = 80; // points of which each is marked
 export const BUSY = [
   { label: "both", colour: "--busy-both" },
@@ -62,18 +63,25 @@ function curve(board, figure, { kept, abandoned }, wanted, { colour, dash, width
   if (raw.every((value) => value === null)) return undefined;
   const x = rows.map((row, at) => (row === null ? xOf(rows[at - 1]) : xOf(row)));
   const base = { type: "scatter", x, connectgaps: false, name };
+  const shape = board.byTime && (wanted.stacked || wanted.per) ? SINCE : "linear";
   const marked = (raw.length <= FEW && !board.overlay) || raw.length === 1 || raw.includes(null) ? "lines+markers" : "lines";
   if (wanted.stacked) {
-    traces.push({ ...base, y: smoothed(raw, board.smoothing), mode: "lines", stackgroup: "all", line: { color: colour, width: 0.5 }, fillcolor: colour });
+    traces.push({ ...base, y: smoothed(raw, board.smoothing), mode: "lines", stackgroup: "all", line: { color: colour, width: 0.5, shape }, fillcolor: colour });
     return raw.at(-1);
   }
   for (const part of abandoned) {
     traces.push({ ...base, x: part.map(xOf), y: part.map(valueOf), mode: "lines", name: `${name}, abandoned`, opacity: 0.5, line: { color: colour, width: 1.5, dash: "dot" } });
   }
   const soft = board.smoothing > 0;
-  traces.push({ ...base, y: raw, mode: soft ? "lines" : marked, opacity: soft ? 0.25 : 1, marker: { size: 4, color: colour }, line: { color: colour, width: soft ? 1 : width, dash } });
-  if (soft) traces.push({ ...base, y: smoothed(raw, board.smoothing), mode: "lines", hoverinfo: "skip", line: { color: colour, width, dash } });
+  const even = figure.log ? inLog(raw, board.smoothing) : smoothed(raw, board.smoothing);
+  traces.push({ ...base, y: raw, mode: soft ? "lines" : marked, opacity: soft ? 0.25 : 1, marker: { size: 4, color: colour }, line: { color: colour, width: soft ? 1 : width, dash, shape } });
+  if (soft) traces.push({ ...base, y: even, mode: raw.includes(null) ? marked : "lines", hoverinfo: "skip", marker: { size: 4, color: colour }, line: { color: colour, width, dash, shape } });
   return raw.at(-1);
+}
+
+/** On a logarithmic axis the smoothed line is that of the logarithms. */
+function inLog(values, weight) {
+  return smoothed(values.map((value) => (value === null ? null : Math.log(value))), weight).map((value) => (value === null ? null : Math.exp(value)));
 }
 
 /** The points of evaluations. */
@@ -91,18 +99,21 @@ function points(board, { evaluations }, wanted, { colour, width, name, xOf }, tr
 const BOUND = { type: "line", line: { color: "--dim", width: 1.5, dash: "dash" } };
 const bound = (eta) => ({ label: `η = ${eta}`, colour: "--dim", dash: "dash", width: 1.5 });
 
-/** Who was busy: four areas up to 100 %. */
-export function busy(board, figure) {
+/** Who was busy: four areas up to 100 %; by time their sizes are true. */
+export function busy(board) {
   const [xOf, x] = axisOf(board);
-  const { kept } = board.data[0];
+  const [first, ...others] = board.data[0].kept;
+  if (!first) return { traces: [], keys: [], x, layout: {} };
+  // By time the first step has a beginning, too.
+  const kept = board.byTime ? [{ ...first, time_s: Math.max(0, first.time_s - first.step_s) }, first, ...others] : [first, ...others];
   const parts = kept.map(busyParts);
   const traces = BUSY.map(({ label, colour }, at) => ({
     type: "scatter", mode: "lines", stackgroup: "all", name: label, x: kept.map(xOf),
-    y: smoothed(parts.map((all) => all?.[at] ?? null), board.smoothing), line: { width: 0 }, fillcolor: colour,
+    y: smoothed(parts.map((all) => all?.[at] ?? null), board.smoothing), line: { width: 0, shape: board.byTime ? SINCE : "linear" }, fillcolor: colour,
     marker: { color: colour },
   }));
   const keys = BUSY.map(({ label, colour }, at) => ({ label, colour, block: true, value: parts.at(-1)?.[at] }));
-  return { traces, keys, x, layout: { hoverlabel: { namelength: -1 } }, figure };
+  return { traces, keys, x, layout: {} };
 }
 
 /** How old trained tokens were. */
