@@ -75,8 +75,10 @@ class Rows:
                 self._begin()
             while self._offset < size:
                 file.seek(self._offset)
-                if not self._take(file.read(PIECE_BYTES)) and not self._take(file.readline()):
-                    return False
+                if not self._take(file.read(PIECE_BYTES)):
+                    file.seek(self._offset)
+                    if not self._take(file.readline()):  # longer than a piece, or not whole yet
+                        return False
                 if time.monotonic() > deadline:
                     return self._offset < size
         return False

@@ -35,7 +35,10 @@ class RunFolders:
 
     def folder(self, key: str) -> Path | None:
         """None: there is no such run."""
-        return self._find().get(key)
+        if self.single:
+            return self.path if key == self._key and self.path.is_dir() else None
+        folder = self._folders().get(key)
+        return folder if folder is not None and holds_run(folder) else None
 
     async def rows(self) -> Runs:
         """The newest first."""
@@ -51,12 +54,15 @@ class RunFolders:
     def _find(self) -> dict[str, Path]:
         if self.single:
             return {self._key: self.path}
+        return {key: folder for key, folder in self._folders().items() if key in self._listed or holds_run(folder)}
+
+    def _folders(self) -> dict[str, Path]:
+        """All that are in the folder of runs."""
         try:
             with os.scandir(self.path) as entries:
-                folders = [Path(entry.path) for entry in entries if entry.is_dir()]
+                return {entry.name: Path(entry.path) for entry in entries if entry.is_dir()}
         except OSError:
             return {}  # it was removed while somebody looks
-        return {folder.name: folder for folder in folders if folder.name in self._listed or holds_run(folder)}
 
 
 class _Listed:

@@ -103,7 +103,7 @@ class Server:
         if end <= begin:
             raise WrongQuestion(f"to: {end:g} is not after from ({begin:g})")
         width = min(fields.whole("width", WIDTH, least=1), WIDTH_MOST)
-        opened = fields.text("open").split(",") if "open" in request.query else None
+        opened = [name for name in fields.text("open").split(",") if name] if "open" in request.query else None
         return await _json(request, await self._run(request).timeline(begin, end, width, opened))
 
     async def _story(self, request: web.Request) -> web.Response:

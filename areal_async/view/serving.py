@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import signal
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -41,25 +42,25 @@ async def serve(folders: RunFolders, access: Access, port: int, ready: Callable[
 @contextlib.asynccontextmanager
 async def listening(folders: RunFolders, access: Access, port: int) -> AsyncIterator[int]:
     """Answers until it is left. The port; errors: ConfigError: it can't listen there."""
-    with tempfile.TemporaryDirectory(prefix="areal-view-") as place:
+    with _taken(access.host, port) as taken, tempfile.TemporaryDirectory(prefix="areal-view-") as place:
         async with asyncio.TaskGroup() as tasks:
             runs = OpenRuns(folders, tasks, Path(place))
             runner = web.AppRunner(Server(runs, access).application(), access_log=None, shutdown_timeout=LEAVE_S)
             await runner.setup()
             try:
-                yield await _listen(runner, access.host, port)
+                await web.SockSite(runner, taken).start()
+                yield taken.getsockname()[1]
             finally:
                 await runner.cleanup()
                 runs.close()
 
 
-async def _listen(runner: web.AppRunner, host: str, port: int) -> int:
+def _taken(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        await web.TCPSite(runner, host, port).start()
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(f"command line: view: {_why_not(host, port, error)}") from None
-    bound: int = runner.addresses[0][1]
-    return bound
 
 
 def _why_not(host: str, port: int, error: OSError) -> str:
@@ -67,7 +68,8 @@ def _why_not(host: str, port: int, error: OSError) -> str:
         return f"--port {port}: is in use{holder(port)}; `--port 0` takes any that is free"
     if error.errno == errno.EACCES:
         return f"--port {port}: only root may take it; from 1024 on anybody may"
-    return f"--host {host}: can't be listened on: {error.strerror or error}; leave it out for this machine alone"
+    why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+    return f"--host {host}: can't be listened on: {why}; leave it out for this machine alone"
 
 
 def holder(port: int) -> str:

@@ -81,8 +81,8 @@ class Told:
             self._settings_mark = now
         return self._settings
 
-    def row(self, last: Row | None, further: str = "") -> RunRow:
-        """last: of `metrics.jsonl`. further: what else is wrong with the folder."""
+    def row(self, last: Row | None) -> RunRow:
+        """last: of `metrics.jsonl`."""
         self.look()
         told = self.status
         state, end = self._state()
@@ -99,13 +99,13 @@ class Told:
             steps=steps,
             reward=None if last is None else last.reward_mean,
             end=end,
-            problem="; ".join(filter(None, (self.problem, further))),
+            problem=self.problem if self.folder.is_dir() else f"{self.folder}: is gone",
         )
 
     def _state(self) -> tuple[RunState, str]:
         """How it stands; and how it ended, in words."""
         if not self.folder.is_dir():
-            return "unreadable", f"{self.folder} is gone"
+            return "unreadable", ""
         told = self.status
         if told is not None and told.host != socket.gethostname():
             return _elsewhere(told)
@@ -120,8 +120,9 @@ class Told:
             return "ended", told.ended
         if pid is None:
             return "died", f"no end is told: the controller was killed, after {told.at:.1f} s of its clock"
-        age_s = time.time() - told.time
-        return ("silent", f"it has told nothing for {age_s:.0f} s") if age_s > OLD_S else ("running", "")
+        if time.time() - told.time > OLD_S:
+            return "silent", ""
+        return ("running" if told.balance.get("admitted") else "starting"), ""
 
     def _began(self) -> float | None:
         """By the folder's name, which a copy keeps; else by what it told; else by its configuration's time."""

@@ -1,0 +1,507 @@
+"""The server of the page: what it answers, whom, and what one broken run does to the others."""
+
+import asyncio
+import contextlib
+import gzip
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+import pytest
+from aiohttp import ClientResponse
+from aiohttp.test_utils import TestClient, TestServer
+
+from areal_async.errors import ConfigError, LogError
+from areal_async.log import format as fmt
+from areal_async.view import api, files, opened, run
+from areal_async.view.index import Index
+from areal_async.view.opened import OpenRuns
+from areal_async.view.runs import RunFolders
+from areal_async.view.server import HEADERS, Server
+from areal_async.view.token import Access, access
+
+from ..waiting import until
+from .folders import STEPS, row, write_rows, write_run, write_status
+
+TOKEN = "a-long-enough-token"
+ROUTES = {
+    "overview": api.Overview, "lags": api.Lags, "timeline?from=0&to=9&width=300": api.Timeline,
+    "samples": api.SamplePage, "peers": api.Peers,
+}  # fmt: skip
+
+
+class Asked:
+    """client: of the server. opened: its runs."""
+
+    def __init__(self, client: TestClient, runs: OpenRuns) -> None:  # type: ignore[type-arg]
+        self.client = client
+        self.runs = runs
+
+    async def get(self, path: str, **headers: str) -> ClientResponse:
+        return await self.client.get(path, headers=headers, allow_redirects=False)
+
+    async def error(self, path: str, status: int, **headers: str) -> str:
+        """The one line of an answer that is an error."""
+        answer = await self.get(path, **headers)
+        said = await answer.json()
+        assert (answer.status, list(said)) == (status, ["error"]), said
+        assert HEADERS.items() <= dict(answer.headers).items()
+        assert "\n" not in said["error"]
+        return str(said["error"])
+
+    async def overview(self, key: str, since: int = 0) -> api.Overview:
+        answer = await self.get(f"/api/runs/{quote(key, safe='')}/overview?since={since}")
+        assert answer.status == 200, await answer.text()
+        return msgspec.json.decode(await answer.read(), type=api.Overview)
+
+    async def read(self, key: str) -> api.Overview:
+        """When all of its log was read."""
+        async with asyncio.timeout(10):
+            seen = await self.overview(key)
+            while not seen.reading.done:
+                await asyncio.sleep(0.005)
+                seen = await self.overview(key)
+        return seen
+
+
+@contextlib.asynccontextmanager
+async def asking(path: Path, rights: Access | None = None) -> AsyncIterator[Asked]:
+    place = path.parent / "place"
+    place.mkdir(exist_ok=True)
+    async with asyncio.TaskGroup() as tasks:
+        runs = OpenRuns(RunFolders(path), tasks, place)
+        server = Server(runs, rights or Access("127.0.0.1", ""))
+        try:
+            async with TestClient(TestServer(server.application())) as client:
+                yield Asked(client, runs)
+        finally:
+            runs.close()
+    assert list(place.iterdir()) == []
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "FIRST_S", 0.0)
+    monkeypatch.setattr(run, "EVERY_S", 0.02)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A folder with one run: `first`."""
+    (tmp_path / "runs").mkdir()
+    write_run(tmp_path / "runs" / "first")
+    return tmp_path / "runs"
+
+
+# ------------------------------------------------------------------------------------------------------------ answers
+
+
+async def test_every_address_answers_as_the_contract_says(runs: Path) -> None:
+    async with asking(runs) as asked:
+        await asked.read("first")
+        for path, kind in ROUTES.items():
+            answer = await asked.get(f"/api/runs/first/{path}")
+            assert (answer.status, answer.headers["Cache-Control"]) == (200, "no-store"), path
+            msgspec.json.decode(await answer.read(), type=kind)
+        listed = msgspec.json.decode(await (await asked.get("/api/runs")).read(), type=api.Runs)
+        assert ([each.key for each in listed.runs], listed.single) == (["first"], False)
+        page = msgspec.json.decode(await (await asked.get("/api/runs/first/samples")).read(), type=api.SamplePage)
+        answer = await asked.get(f"/api/runs/first/samples/{page.rows[0].id}")
+        full = msgspec.json.decode(await answer.read(), type=api.SampleFull)
+        assert full.record.id == page.rows[0].id
+        assert len(msgspec.json.decode(await (await asked.get("/api/figures")).read(), type=list[api.Figure])) > 9
+        answer = await asked.get("/api/runs/first/config")
+        assert (answer.content_type, await answer.text()) == ("text/plain", "name: first\ntrain: {steps: 9}\n")
+
+
+async def test_the_overview_is_what_lies_in_the_folder(runs: Path) -> None:
+    write_status(runs / "first", ended="", host="node7")
+    async with asking(runs) as asked:
+        seen = await asked.read("first")
+        assert [json.loads(bytes(each))["step"] for each in seen.rows] == list(range(STEPS))
+        assert (seen.next, seen.branch, seen.in_flight, seen.ready) == (STEPS, 1, 5, 1)
+        assert (seen.waits, seen.phase) == (["step 2 waits for group 0"], "saves the model")
+        assert seen.balance == {"admitted": 6, "trained": 4, "outstanding": 2}
+        assert (seen.run.state, seen.run.version, seen.run.steps, seen.run.reward) == ("running", 3, 9, 0.25)
+        assert any(each.what == "rolled_back" for each in seen.troubles)
+        assert seen.problems == []
+        with (runs / "first" / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row(3, reward_mean=float("nan"))).replace("NaN", "null") + '\n{"step": 4')
+        more = await asked.overview("first", since=STEPS)
+        assert ([json.loads(bytes(each))["step"] for each in more.rows], more.next) == ([3], 4)
+        peers = msgspec.json.decode(await (await asked.get("/api/runs/first/peers")).read(), type=api.Peers)
+        assert peers.verdicts == {"right": 12, "wrong": 4}
+
+
+async def test_what_is_there_of_half_a_run_is_shown(runs: Path) -> None:
+    for name in ("status.json", "config.yaml", "log/decisions.log"):
+        (runs / "first" / name).unlink()
+    async with asking(runs) as asked:
+        seen = await asked.read("first")
+        assert (len(seen.rows), seen.balance, seen.run.name) == (STEPS, {"admitted": 2}, "first")
+        assert "decisions.log: can't be read: No such file or directory" in seen.reading.problem
+        assert "first/config.yaml: can't be read: No such file" in await asked.error("/api/runs/first/config", 404)
+        assert (await asked.get("/api/runs/first/samples")).status == 200
+        assert (await asked.get("/api/runs/first/peers")).status == 200
+
+
+async def test_evaluations_are_those_of_their_file_or_of_the_rows(runs: Path) -> None:
+    point = {"version": 4, "time_s": 9.5, "score": 0.5, "pass_at": {"1": 0.5}, "n": 3}
+    write_rows(runs / "first", row(0, eval_version=1, eval_score=0.25))
+    async with asking(runs) as asked:
+        assert [(each.version, each.score) for each in (await asked.overview("first")).evaluations] == [(1, 0.25)]
+        (runs / "first" / "eval").mkdir()
+        path = runs / "first" / "eval" / "results.jsonl"
+        path.write_text(json.dumps(point) + "\n{}\n" + '{"version": 5')
+        seen = await asked.overview("first")
+        assert [(each.version, each.score, each.pass_at) for each in seen.evaluations] == [(4, 0.5, {1: 0.5})]
+        (problem,) = seen.problems
+        assert problem.startswith(f"{path}:2: is no evaluation of this release")
+
+
+async def test_a_story_is_told(runs: Path) -> None:
+    async with asking(runs) as asked:
+        assert "id: is missing" in await asked.error("/api/runs/first/story", 400)
+        assert "'step x' is no step" in await asked.error("/api/runs/first/story?id=step%20x", 400)
+
+
+@pytest.mark.slow  # a child reads the log
+async def test_a_story_is_told_by_a_child(runs: Path) -> None:
+    async with asking(runs) as asked:
+        answer = await asked.get("/api/runs/first/story?id=step%200")
+        story = msgspec.json.decode(await answer.read(), type=api.Story)
+        assert (story.thing, bool(story.lines)) == ("step 0", True)
+        assert "there is no sample 999.9" in await asked.error("/api/runs/first/story?id=999.9", 404)
+
+
+async def test_a_log_that_grows_is_read_on(runs: Path) -> None:
+    log = runs / "first" / "log" / "decisions.log"
+    data = log.read_bytes()
+    log.write_bytes(data[: len(data) // 2])
+    async with asking(runs) as asked:
+        seen = await asked.read("first")
+        assert "torn" in seen.reading.problem or seen.reading.nbytes < len(data)
+        log.write_bytes(data)
+        await until(lambda: asked.runs.run("first")._reading().nbytes == len(data))
+        seen = await asked.overview("first")
+        assert seen.reading.problem == ""
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+async def test_what_there_is_not_is_named(runs: Path) -> None:
+    async with asking(runs) as asked:
+        await asked.read("first")
+        assert f"'second': there is no such run in {runs}" == await asked.error("/api/runs/second/overview", 404)
+        for strange in ("..", "../first", "/etc", "first/../first", "", ".", "\0", "first/log"):
+            assert await asked.error(f"/api/runs/{quote(strange, safe='')}/config", 404)
+        assert "sample '999.0': there is none" in await asked.error("/api/runs/first/samples/999.0", 404)
+        assert "sample 'trainer': there is none" in await asked.error("/api/runs/first/samples/trainer", 404)
+        assert "'group x' is no group" in await asked.error("/api/runs/first/samples/group%20x", 400)
+        assert "there is no such address" in await asked.error("/api/nothing", 404)
+        for strange in ("server.py", "..%2fserver.py", "%2fetc%2fpasswd", "", "index.html%00"):
+            assert await asked.error(f"/static/{strange}", 404)
+
+
+WRONG = [
+    ("overview?since=x", "since: 'x' is not a whole number"),
+    ("overview?since=-1", "since: -1 is too small; from 0 on"),
+    ("overview?sinse=1", "sinse: no such field; there is since"),
+    ("lags?from=1.5", "from: '1.5' is not a whole number"),
+    ("lags?to=99999999999999999999", "to: 99999999999999999999 is too large"),
+    ("timeline?from=nan", "from: 'nan' is not a number"),
+    ("timeline?from=5&to=4", "to: 4 is not after from (5)"),
+    ("timeline?width=0", "width: 0 is too small; from 1 on"),
+    ("samples?stpe=3", "stpe: no such field; there is step"),
+    ("samples?step=three", "step: 'three' is not a whole number"),
+    ("samples?reward_min=much", "reward_min: 'much' is not a number"),
+    ("samples?reward_min=nan", "reward_min: nan is too large"),
+    ("samples?truncated=perhaps", "truncated: 'perhaps' is not true or false"),
+    ("samples?limit=0", "limit: 0 is not in 1 … 500"),
+    ("samples?offset=-1", "offset: -1 is below 0"),
+    ("samples?sort=rewrad", "sort: 'rewrad' is no column; reward"),
+    ("samples?group=9223372036854775808", "group: "),
+]
+
+
+async def test_a_wrong_value_is_named_with_its_field(runs: Path) -> None:
+    async with asking(runs) as asked:
+        for question, words in WRONG:
+            assert (await asked.error(f"/api/runs/first/{question}", 400)).startswith(words), question
+
+
+async def test_filters_reach_the_search(runs: Path) -> None:
+    async with asking(runs) as asked:
+        await asked.read("first")
+        answer = await asked.get("/api/runs/first/samples?outcome=trained&sort=length&descending=false&limit=3&text=")
+        page = msgspec.json.decode(await answer.read(), type=api.SamplePage)
+        assert len(page.rows) == 3 < page.total
+        assert {each.outcome for each in page.rows} == {"trained"}
+        assert [each.length for each in page.rows] == sorted(each.length for each in page.rows)
+
+
+def newer(folder: Path) -> None:
+    log = folder / "log" / "decisions.log"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fmt, "VERSION", fmt.VERSION + 1)
+        header = fmt.file_header("decisions")
+    log.write_bytes(header + log.read_bytes()[len(header) :])
+
+
+def damaged(folder: Path) -> None:
+    log = folder / "log" / "decisions.log"
+    data = bytearray(log.read_bytes())
+    data[len(data) // 2] ^= 255
+    log.write_bytes(data)
+
+
+def torn(folder: Path) -> None:
+    log = folder / "log" / "decisions.log"
+    log.write_bytes(log.read_bytes()[:-3])
+    os.utime(log, (1, 1))  # nobody writes it any more
+
+
+@pytest.mark.parametrize(("harm", "words"), [(newer, "written in format 2"), (damaged, "checksum"), (torn, "torn")])
+async def test_a_log_that_cannot_be_read_is_one_line_and_the_rest_is_shown(
+    runs: Path, harm: Callable[[Path], None], words: str
+) -> None:
+    harm(write_run(runs / "second"))
+    async with asking(runs) as asked:
+        seen = await asked.read("second")
+        assert words in seen.reading.problem
+        assert "decisions.log" in seen.reading.problem
+        assert len(seen.rows) == STEPS
+        assert (await asked.get("/api/runs/second/samples")).status == 200
+        assert (await asked.read("first")).reading.problem == ""
+
+
+@pytest.mark.parametrize("error", [LogError("the log is odd"), OSError(5, "the disk"), KeyError("a bug")])
+async def test_a_run_whose_reading_fails_says_so_and_the_others_go_on(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    write_run(runs / "second")
+    read_some = Index.read_some
+
+    def fails(index: Index, seconds: float) -> bool:
+        if "second" in str(index._log_folder):
+            raise error
+        return read_some(index, seconds)
+
+    monkeypatch.setattr(Index, "read_some", fails)
+    async with asking(runs) as asked:
+        seen = await asked.read("second")
+        assert seen.reading.problem.startswith(f"{runs}/second/log: can't be read on: ")
+        assert str(error) in seen.reading.problem
+        assert len(seen.rows) == STEPS
+        assert (await asked.read("first")).reading.problem == ""
+    assert ("can't be read on" in caplog.text) == isinstance(error, KeyError)
+
+
+async def test_an_error_of_ours_is_told_where_the_server_was_started(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(run.Run, "config", lambda self: 1 / 0)
+    async with asking(runs) as asked:
+        assert "an error of areal-async; its terminal has it" in await asked.error("/api/runs/first/config", 500)
+        assert "ZeroDivisionError" in caplog.text
+        assert (await asked.get("/api/runs/first/overview")).status == 200
+
+
+async def test_a_broken_status_is_a_problem_of_its_run(runs: Path) -> None:
+    write_run(runs / "second")
+    (runs / "second" / "status.json").write_text('{"time": 1}')
+    async with asking(runs) as asked:
+        seen = await asked.overview("second")
+        (problem,) = seen.problems
+        assert "second/status.json: was not written by this release of areal-async" in problem
+        assert (seen.run.state, seen.run.name, seen.run.steps, len(seen.rows)) == ("unreadable", "first", 9, STEPS)
+        assert "status.json" in (await (await asked.get("/api/runs/second/peers")).json())["problem"]
+        assert (await asked.overview("first")).run.state == "ended"
+
+
+@pytest.mark.parametrize("single", [False, True])
+async def test_a_folder_that_is_removed_while_somebody_looks(runs: Path, single: bool) -> None:
+    async with asking(runs / "first" if single else runs) as asked:
+        await asked.read("first")
+        shutil.rmtree(runs / "first")
+        assert "run 'first' is gone: its folder was removed" in await asked.error("/api/runs/first/overview", 404)
+        assert await asked.error("/api/runs/first/samples", 404)
+        assert asked.runs._runs == {}
+        listed = msgspec.json.decode(await (await asked.get("/api/runs")).read(), type=api.Runs)
+        assert [(each.state, each.problem) for each in listed.runs] == (
+            [("unreadable", f"{runs}/first: is gone")] if single else []
+        )
+        write_run(runs / "first")
+        assert (await asked.read("first")).reading.samples > 0
+
+
+async def test_few_runs_are_kept_and_the_longest_unused_is_dropped(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened, "MOST", 2)
+    for name in ("b", "c"):
+        write_run(runs / name)
+    async with asking(runs) as asked:
+        for key in ("first", "b", "first", "c"):
+            await asked.read(key)
+        tasks = {task.get_name() for task in asyncio.all_tasks()}
+        assert {name for name in tasks if name.startswith("reads ")} == {
+            f"reads {runs}/{key}" for key in ("first", "c")
+        }
+        assert (await asked.read("b")).reading.samples > 0
+        assert list(asked.runs._runs) == ["c", "b"]
+
+
+async def test_nothing_is_read_of_a_run_that_nobody_looks_at(runs: Path) -> None:
+    async with asking(runs) as asked:
+        await asked.get("/api/runs")
+        await asked.get("/")
+        assert asked.runs._runs == {}
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+async def test_files_are_packed_and_kept_by_their_content(runs: Path, tmp_path: Path) -> None:
+    async with asking(runs) as asked:
+        for name in ("", "static/app.js", "static/style.css"):
+            plain = await asked.get(f"/{name}", **{"Accept-Encoding": "identity"})
+            assert (plain.status, plain.headers.get("Content-Encoding")) == (200, None)
+            assert plain.headers["Cache-Control"] == "no-cache"
+            again = await asked.get(f"/{name}", **{"If-None-Match": plain.headers["ETag"]})
+            assert (again.status, await again.read()) == (304, b"")
+            asked.client.session._auto_decompress = False
+            packed = await asked.get(f"/{name}", **{"Accept-Encoding": "gzip"})
+            asked.client.session._auto_decompress = True
+            assert packed.headers["Content-Encoding"] == "gzip"
+            body = await packed.read()
+            assert gzip.decompress(body) == await plain.read()
+            assert len(body) < len(gzip.decompress(body))
+        head = await asked.client.head("/static/app.js")
+        assert (head.status, await head.read()) == (200, b"")
+
+
+async def test_plotly_comes_from_its_package_and_is_read_once(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "plotly.min.js"
+    path.write_bytes(b"var Plotly;" * 99_999)
+    monkeypatch.setattr(files, "plotly_path", lambda: path)
+    async with asking(runs) as asked:
+        answers = await asyncio.gather(*(asked.get("/static/plotly.min.js") for _ in range(3)))
+        for answer in answers:
+            assert (answer.content_type, await answer.read()) == ("text/javascript", path.read_bytes())
+        path.unlink()
+        assert (await asked.get("/static/plotly.min.js")).status == 200
+
+
+async def test_without_plotly_the_rest_is_shown(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "find_spec", lambda name: None)
+    async with asking(runs) as asked:
+        assert "pip install plotly" in await asked.error("/static/plotly.min.js", 500)
+        assert (await asked.get("/")).status == 200
+
+
+def test_plotly_is_there() -> None:
+    assert files.plotly_path().stat().st_size > 1 << 20
+
+
+# --------------------------------------------------------------------------------------------------------- who may ask
+
+
+async def test_it_only_shows(runs: Path) -> None:
+    async with asking(runs) as asked:
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+            answer = await asked.client.request(method, "/api/runs")
+            assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
+            assert "this server only shows" in (await answer.json())["error"]
+
+
+async def test_every_answer_has_the_security_headers(runs: Path) -> None:
+    async with asking(runs) as asked:
+        for path in ("/", "/static/app.js", "/api/runs", "/api/runs/first/overview", "/nothing", "/static/nothing"):
+            assert HEADERS.items() <= dict((await asked.get(path)).headers).items()
+        policy = (await asked.get("/")).headers["Content-Security-Policy"]
+        assert "default-src 'self';" in policy
+        assert "script-src" not in policy  # so scripts come from here alone, and none stands in the page
+        assert "frame-ancestors 'none'" in policy
+
+
+async def test_a_name_that_points_here_is_not_enough(runs: Path) -> None:
+    async with asking(runs) as asked:
+        for host in ("evil.example", "evil.example:8420", "127.0.0.1.evil.example", "", "[::2]"):
+            for path in ("/", "/api/runs", "/static/app.js"):
+                assert "open it as localhost" in await asked.error(path, 403, Host=host)
+        for host in ("localhost", "localhost:9", "LOCALHOST:80", "127.0.0.1", "127.0.0.1:80", "[::1]", "[::1]:8420"):
+            assert (await asked.get("/api/runs", Host=host)).status == 200, host
+
+
+def test_the_host_that_was_asked_for_is_known() -> None:
+    assert Access("127.0.0.7", "").knows_host("127.0.0.7:80")
+    assert not Access("127.0.0.7", "").knows_host("127.0.0.8:80")
+    assert Access("0.0.0.0", TOKEN).knows_host("any.name:80")  # the token is what protects
+
+
+async def test_nothing_is_told_without_the_token(runs: Path) -> None:
+    async with asking(runs, Access("127.0.0.1", TOKEN)) as asked:
+        for path in ("/", "/static/app.js", "/static/plotly.min.js", "/api/runs", "/api/runs/first/config", "/nothing"):
+            assert "…/?token=…" in await asked.error(path, 401)
+            assert await asked.error(path, 401, Authorization=f"Bearer {TOKEN}x")
+            assert await asked.error(path, 401, Authorization=f"Basic {TOKEN}")
+            assert await asked.error(path, 401, Cookie=f"areal_async={TOKEN}")
+        assert "the token in the address is wrong" in await asked.error("/?token=wrong", 401)
+        assert await asked.error("/?token=", 401)
+        assert await asked.error(f"/api/runs?token={TOKEN}", 401)  # addresses of data are sent on
+        assert (await asked.get("/api/runs", Authorization=f"Bearer {TOKEN}")).status == 200
+        assert (await asked.get("/api/runs", Authorization=f"bearer {TOKEN}")).status == 200
+
+
+async def test_the_token_leaves_the_address_and_becomes_a_cookie(runs: Path) -> None:
+    rights = Access("127.0.0.1", TOKEN)
+    async with asking(runs, rights) as asked:
+        answer = await asked.get(f"/?token={TOKEN}")
+        assert (answer.status, answer.headers["Location"]) == (303, "/")
+        cookie = answer.headers["Set-Cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert "path=/" in cookie
+        assert HEADERS.items() <= dict(answer.headers).items()
+        assert (await asked.get("/", Cookie=f"{rights.cookie}={TOKEN}")).status == 200
+    assert Access("127.0.0.1", TOKEN + "2").cookie != rights.cookie
+
+
+def test_the_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bool] = []
+    monkeypatch.setattr("hmac.compare_digest", lambda one, other: compared.append(one == other) or True)
+    assert Access("0.0.0.0", TOKEN).knows_token("ä")
+    assert Access("0.0.0.0", TOKEN).knows_token(None)
+    assert len(compared) == 2
+
+
+def test_others_are_let_in_with_a_token_alone() -> None:
+    for host in ("0.0.0.0", "::", "192.168.1.7", "node7"):
+        with pytest.raises(ConfigError, match=f"--host {host}: other machines could read the run; add `--token auto`"):
+            access(host, None, {})
+        assert access(host, None, {"AREAL_ASYNC_TOKEN": TOKEN}).token == TOKEN
+        assert len(access(host, "auto", {}).token) >= 32
+        assert access(host, "auto", {}).token != access(host, "auto", {}).token
+    for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
+        assert access(host, None, {}).token == ""
+        assert access(host, TOKEN, {}).token == TOKEN
+
+
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [("short", "5 characters can be guessed"), ("with a space in it", "letters, digits"), ("", "is empty")],
+)
+def test_a_token_that_is_none(token: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        access("127.0.0.1", token, {})
+
+
+async def test_two_look_at_the_same_run(runs: Path) -> None:
+    async with asking(runs) as one, asking(runs / "first") as other:
+        assert (await one.read("first")).reading == (await other.read("first")).reading
