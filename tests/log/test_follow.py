@@ -45,7 +45,7 @@ def events(turns: list[Turn]) -> list[float]:
     return [turn.event.at for turn in turns]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(RECORDS), max_size=10), st.lists(st.floats(0, 1), max_size=5), st.integers(1, 4))
 def test_the_same_turns_however_it_grows(
     tmp_path_factory: pytest.TempPathFactory, records: list[AnyRecord], cuts: list[float], at_once: int
