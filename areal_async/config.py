@@ -355,7 +355,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Keep log π_prox of every trained token in the run folder (`prox/`), for people: 4 bytes a "
-            "token of answers, beside 13 in the log, and removed with those."
+            "token of answers and about 230 an answer, removed with their arrays in the log."
         ),
     ] = True
     nan_budget: Annotated[

@@ -19,6 +19,7 @@ from areal_async.runfiles import CHECKS, READ_BYTES, Check
 logger = logging.getLogger("areal_async")
 
 WRITE_S: Final = 1.0  # after the first line that waits
+MODE: Final = 0o600  # texts of answers and of the data are in it, as in the log
 
 
 class CheckFile:
@@ -27,7 +28,7 @@ class CheckFile:
     def __init__(self, root: Path) -> None:
         self._path = root / CHECKS
         _cut_torn_end(self._path)
-        self._file = GrowingFile(self._path)
+        self._file = GrowingFile(self._path, MODE)
         self._lines = bytearray()
         self._encoder = msgspec.json.Encoder()
         self._timer: asyncio.TimerHandle | None = None

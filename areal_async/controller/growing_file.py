@@ -11,10 +11,11 @@ from areal_async.log import format as fmt
 
 
 class GrowingFile:
-    """Made if it isn't there, else written on. Errors of all methods: OSError, but not for want of room."""
+    """Made if it isn't there, else written on. mode: who may use a new one, as far as the umask lets him. Errors of all
+    methods: OSError, but not for want of room."""
 
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    def __init__(self, path: Path, mode: int = 0o666) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
         self._pending = bytearray()
 
     def write(self, data: bytes) -> int:

@@ -135,7 +135,7 @@ class Proximal:
         path = runfiles.prox_path(self._root, number)
         unfinished = path.with_name(f".{path.stem}.tmp")
         try:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)  # for who may read the log
             with zipfile.ZipFile(unfinished, "w") as file:
                 yield from _members(file, step)
             if self._pending.get(number) is step:

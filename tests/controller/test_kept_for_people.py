@@ -58,6 +58,7 @@ async def test_lines_of_checks_wait_for_each_other(tmp_path: Path, monkeypatch: 
     file.add(RIGHT)
     file.close()  # what waits is written at the end
     assert read_checks(tmp_path)[0] == [RIGHT] * 4
+    assert (tmp_path / CHECKS).stat().st_mode & 0o777 == 0o600  # as the log: texts are in it
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"sample":"2.', b"{}", bytes(40)])
@@ -174,6 +175,7 @@ async def test_a_step_is_written_from_all_ranks_without_the_prompts(world: World
     await settle()
     assert all(world.has(train) for train in steps)
     assert not list((world.root / "prox").glob(".*"))
+    assert (world.root / "prox").stat().st_mode & 0o777 == 0o700
 
 
 async def test_a_step_goes_when_its_samples_are_released(world: World) -> None:
