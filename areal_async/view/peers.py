@@ -32,6 +32,7 @@ ASK_DEADLINE_S: Final = 0.5  # a server that takes longer has better things to d
 OLD_S: Final = 10.0  # a status is written every 2 s
 STDERR_LINES: Final = 50
 LINE: Final = 2000  # characters of each
+ABSENT: Final = ("starting", "lost", "quarantined")  # states of a server
 WORKER: Final = "reward worker "
 SERVER: Final = "server "
 # vLLM 0.32's own names (v1/metrics/loggers.py). An engine of several ranks has a line for each.
@@ -72,7 +73,7 @@ class PeersWatch:
         seen = _see(self._folder)
         told, pid = seen.status, seen.controller
         processes = {} if pid is None else {each.name: each for each in run_processes.children(pid, self._folder)}
-        figures = await self._engines(told.addresses) if told is not None and seen.live else {}
+        figures = await self._engines(_answering(told)) if told is not None and seen.live else {}
         rows = [] if told is None else list(_joined(self._folder, told, seen.at, processes, figures))
         rows += _not_joined(self._folder, seen.at, processes)
         silent = [why for why in figures.values() if isinstance(why, str)]
@@ -98,7 +99,7 @@ async def ask(name: str, address: str) -> Figures | str:
             answered, body = await http.ask("GET", "/metrics", b"")
     except TimeoutError:
         return f"{who} has not told its figures within {ASK_DEADLINE_S:g} s"
-    except (OSError, ValueError) as error:  # ValueError: an address that is none
+    except OSError as error:
         return f"{who} can't be asked for its figures: {first_line(str(error))}"
     finally:
         await http.close()
@@ -123,6 +124,12 @@ def figures_in(text: bytes) -> Figures | None:
 
 
 # ------------------------------------------------------------------------------------------------------------ seeing
+
+
+def _answering(told: Status) -> dict[str, str]:
+    """Addresses of the servers that are there: of one that starts or is lost it is known that it doesn't answer."""
+    there = (server.name for server in told.servers if server.state not in ABSENT)
+    return {name: told.addresses[name] for name in there if name in told.addresses}
 
 
 def _see(folder: Path) -> _Seen:

@@ -178,8 +178,11 @@ async def test_nobody_is_asked_for_a_run_that_does_not_go_on_here(run: Path) -> 
 
 async def test_a_silent_engine_leaves_the_rest(run: Path) -> None:
     async with Engine().listening(run / "s") as address:
-        tell(run, addresses={"0": address, "1": f"unix:{run}/gone"})
+        addresses = {"0": address, "1": f"unix:{run}/gone"}
         with held(run):
+            tell(run, addresses=addresses)
+            assert (await PeersWatch(run).look({})).problem == ""  # server 1 is lost: nobody expects that it answers
+            tell(run, addresses=addresses, servers=(STATUS.servers[0], ServerView("1", "updating", 1, 0)))
             found = await PeersWatch(run).look({})
     assert of(found.peers, "server 0").cache == pytest.approx(0.83)
     assert of(found.peers, "server 1").cache is None
