@@ -26,7 +26,10 @@ def long(seconds: float) -> str:
 
 
 def first_line(text: str, most: int = TEXT) -> str:
+    """Where a Python traceback follows, its last line, too: what was raised."""
     line, _, rest = text.strip().partition("\n")
+    if rest.startswith("Traceback (most recent call last)"):
+        line = f"{line}: {rest.splitlines()[-1]}"
     if len(line) > most:
         return line[: most - 1] + "…"
     return line + (" …" if rest else "")

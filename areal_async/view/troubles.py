@@ -5,6 +5,7 @@ fail for the same reason) share one, which says how many they are by now and whi
 `areal-async trace --story` understands, or "".
 """
 
+import re
 import sqlite3
 from typing import Final
 
@@ -15,6 +16,7 @@ from areal_async.view.api import Trouble
 
 NO_VERDICT: Final = ("crash", "timeout", "infrastructure", "bad_data")  # verdicts that say nothing of the answer
 _MANY: Final = ("sample", "group", "evaluation", "publish", "checkpoint", "swap")  # `Failed.of` that share a line
+_SAYS_WHERE: Final = re.compile(r"^sample \S+, attempt \d+, on [^:\n]*: ")  # it would make equal reasons differ
 _ADD: Final = """
 INSERT INTO troubles (at, what, thing, text, same, times) VALUES (?, ?, ?, ?, ?, 1)
 ON CONFLICT (same) DO UPDATE SET at = excluded.at, times = times + 1
@@ -68,6 +70,7 @@ def _note_failure(database: sqlite3.Connection, event: Failed) -> None:
     why = first_line(event.why)
     match event.of:
         case "sample":
+            why = first_line(_SAYS_WHERE.sub("", event.why))
             thing, text = event.id, f"sample {event.id}, attempt {event.attempt} failed: {why}"
         case "group":
             thing, text = event.id, f"the prompt of group {event.id} can't be used: {why}"

@@ -115,10 +115,13 @@ def markup(page: Page) -> list[str]:
 
 
 def points(page: Page) -> dict[str, int]:
-    """Of each figure that is drawn the number of its points, by the figure's name (`data-figure`, else its place)."""
+    """Of each figure that is drawn the number of its points that have a value, by the figure's key."""
     found: dict[str, int] = page.evaluate(
-        """() => Object.fromEntries([...document.querySelectorAll(".js-plotly-plot")].map((one, at) => [
-          one.dataset.figure ?? one.closest("[data-figure]")?.dataset.figure ?? String(at),
-          (one.data ?? []).reduce((sum, trace) => sum + (trace.x?.length ?? trace.y?.length ?? 0), 0)]))"""
+        """() => {
+          const count = (plot) => plot.data.flatMap((trace) => [...trace.y]).filter((value) => value !== null).length;
+          const key = (plot) => plot.closest("figure").id.replace("figure-", "");
+          const plots = [...document.querySelectorAll("figure .js-plotly-plot")].filter((plot) => plot.data);
+          return Object.fromEntries(plots.map((plot) => [key(plot), count(plot)]));
+        }"""
     )
     return found
