@@ -13,7 +13,7 @@ OUT=build/bench
 mkdir -p "$OUT"
 failed=""
 
-names=${*:-core simulate packing wire trainer controller log log_files rewards rewards_lag swap async_vs_sync}
+names=${*:-core simulate packing wire trainer controller log log_files rewards rewards_lag swap view async_vs_sync}
 for name in $names; do
     echo "== $name"
     "$PYTHON" "tools/bench/$name.py" --json "$OUT/$name.json" || failed="$failed $name"
