@@ -159,6 +159,12 @@ function forSeveral(figure) {
   return { ...figure, about: figure.series.length > 1 ? `${figure.about} ${thickness(figure.series)}` : figure.about };
 }
 
+/** Of a figure that has nothing to draw yet. */
+const EMPTY = {
+  xaxis: { visible: false }, yaxis: { visible: false }, dragmode: false,
+  annotations: [{ text: "nothing so far", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { color: "--dim" } }],
+};
+
 class Card {
   constructor(board, figure) {
     this.board = board;
@@ -181,7 +187,7 @@ class Card {
     const drawn = this.figure.kind === "lags" ? await lags(this.board) : this.figure.kind === "busy" ? busy(this.board) : lines(this.board, this.figure);
     if (mine !== this.drawing) return;
     this.#legend(drawn.keys);
-    await plot(this.plot, drawn.traces, this.#layout(drawn));
+    await plot(this.plot, drawn.traces, drawn.traces.length ? this.#layout(drawn) : EMPTY);
     if (!this.listening && this.plot.on) this.#listen();
   }
 
@@ -189,7 +195,7 @@ class Card {
     const { zoom, resets, byTime, timeUnit } = this.board;
     const { unit, log, range } = this.figure;
     const fixed = COARSE.matches;
-    const yaxis = { uirevision: resets, fixedrange: fixed, rangemode: log || range ? "normal" : "tozero", title: unit, ...layout.yaxis };
+    const yaxis = { uirevision: resets, showspikes: false, fixedrange: fixed, rangemode: log || range ? "normal" : "tozero", title: unit, ...layout.yaxis };
     if (unit === "%") Object.assign(yaxis, { tickformat: ".3~p", hoverformat: ".2%", title: "" });
     else Object.assign(yaxis, { hoverformat: ".5~g", exponentformat: COUNTED.test(unit) ? "SI" : "power" });
     if (log) Object.assign(yaxis, { type: "log", exponentformat: "power", dtick: 1, hoverformat: ".2~e" });

@@ -39,14 +39,14 @@ function tiles({ run, evaluations, in_flight: inFlight, ready, phase }, kept, et
   const rate = (name) => (seconds > 0 ? sum(recent.map((row) => row[name])) / seconds : null);
   const left = run.steps && recent.length ? (run.steps - run.version) * (seconds / recent.length) : null;
   const skipped = kept.filter((row) => row.skipped).length;
-  const over = recent.length === 1 ? "of one step" : `mean of the last ${recent.length} steps`;
+  const over = recent.length === 0 ? "after the first step" : recent.length === 1 ? "of one step" : `mean of the last ${recent.length} steps`;
   const live = isLive(run.state);
   return el("dl", { class: "card tiles" },
     tile("reward", number(last?.reward_mean, 3), evaluation ? `evaluation ${number(evaluation.score, 3)} at version ${evaluation.version}` : "no evaluation so far"),
     tile("lag", last ? `max ${last.lag_max}, mean ${number(last.lag_mean, 3)}` : number(null), eta === null ? "steps" : `steps; η is ${eta}`, last && eta !== null && last.lag_max > eta ? el("span", { class: "problem" }, " – over it") : null),
     tile("generated", count(rate("tokens_generated")), `tokens/s; ${over}`),
     tile("trained", count(rate("tokens_trained")), `tokens/s; ${over}`),
-    tile("step time", duration(recent.length ? seconds / recent.length : null), recent.length ? over : "", live && left ? `; about ${duration(left)} left` : ""),
+    tile("step time", duration(recent.length ? seconds / recent.length : null), over, live && left ? `; about ${duration(left < 60 ? Math.ceil(left) : left)} left` : ""),
     live
       ? tile("under way", `${number(inFlight)} samples`, `${number(ready)} groups ready to be trained`)
       : tile("took", duration(run.seconds), run.end ? run.end.replaceAll("_", " ") : "no end is told"),
@@ -57,8 +57,8 @@ function tiles({ run, evaluations, in_flight: inFlight, ready, phase }, kept, et
 /** "step 4 waits for 2 more ready groups: group 1 (…) <- sample 1.3 on server 0, for 1 s, group 3 …" in short lines. */
 export function shortLines(text) {
   const [head, ...rest] = text.split(/: (?=group |sample |server |a |the |check)/);
-  const parts = rest.join(": ").split(/, (?=group \d)|,? and (?=\d+ more$)/);
-  return [head, ...parts.filter(Boolean)];
+  const parts = rest.join(": ").split(/, (?=group \d)/);
+  return [head, ...parts.filter(Boolean)].map((line) => line.replaceAll("<-", "←"));
 }
 
 function waits({ run, waits: lines, phase }) {

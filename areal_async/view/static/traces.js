@@ -16,8 +16,6 @@ export const BUSY = [
 ];
 
 const tone = (at) => `--series-${(at % 7) + 1}`;
-const note = (text) => [{ text, showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { color: "--dim" } }];
-
 /** Values of x for rows, and what stands at the axis. */
 function axisOf(board) {
   const [unit, name] = board.timeUnit;
@@ -135,9 +133,9 @@ export async function lags(board) {
       marker: { color: colours }, customdata: tokens.map(([, many]) => count(many)),
       hovertemplate: "lag %{x}: %{y:.2%}, %{customdata} tokens<extra></extra>",
     });
-    keys.push({ label: board.overlay ? run.key : `of ${count(all)} tokens`, short: board.overlay, colour: tone(at), block: true });
+    keys.push({ label: board.overlay ? run.key : `of ${count(all)} tokens${answer.unknown ? `, of ${count(answer.unknown)} more it isn't known` : ""}`, short: board.overlay, colour: tone(at), block: true });
   });
-  if (!traces.length) return { traces, keys, x: "lag, steps", layout: { annotations: note("nothing was read of it so far"), xaxis: { categories: true } } };
+  if (!traces.length) return { traces, keys, x: "lag, steps", layout: {} };
   const last = Math.max(most, eta);
   const xaxis = { categories: true, range: [-0.6, last + 0.6], title: "lag, steps", ...(last <= 16 ? { dtick: 1 } : {}) };
   const layout = { xaxis, hovermode: "closest", bargap: 0.15 };
