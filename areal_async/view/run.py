@@ -8,6 +8,7 @@ the reading of this run, and is told with every answer.
 import asyncio
 import logging
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,7 @@ from areal_async.view.api import (
     Story,
     Timeline,
 )
+from areal_async.view.chosen import Chosen, choose, named
 from areal_async.view.index import Index
 from areal_async.view.peers import PeersWatch
 from areal_async.view.rows import Rows
@@ -40,6 +42,7 @@ from areal_async.view.told import CONFIG_NAME, Told, log_of
 logger = logging.getLogger("areal_async")
 
 SLICE_S: Final = 0.03  # of reading, before others get their turn
+PAUSE_S: Final = 0.005  # between slices: an answer takes several turns of the loop, which all fit in here
 EVERY_S: Final = 1.0  # how often it is looked whether the log has grown
 FIRST_S: Final = 0.2  # the page and its files come before the log
 TROUBLES: Final = 50
@@ -79,7 +82,7 @@ class Run:
             self._begun.set()
             while True:
                 more = index.read_some(SLICE_S)
-                await asyncio.sleep(0.0 if more else EVERY_S)
+                await asyncio.sleep(PAUSE_S if more else EVERY_S)
         except (ArealError, OSError, sqlite3.Error) as error:
             self._failed = f"{self._log}: can't be read on: {error}"
         except Exception as error:  # of this run: the others are still shown; whoever started the server has to know
@@ -157,6 +160,12 @@ class Run:
             further = "" if reading.done else "; the log is still being read"
             raise NotThere(f"sample {name[:40]!r}: there is none with an answer in the log of {self.folder}{further}")
         return full
+
+    async def chosen(self, wanted: int | Sequence[str]) -> list[Chosen]:
+        """So many that say much, or those that are named. Errors: ConfigError: there is none of this name."""
+        index, _ = await self._read()
+        index.write()
+        return choose(index.database, wanted) if isinstance(wanted, int) else named(index.database, wanted)
 
     async def peers(self) -> Peers:
         """Its servers, reward workers and the trainer, as they are now."""

@@ -7,6 +7,7 @@ left; SIGINT and SIGTERM end it.
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from areal_async.errors import ConfigError
 from areal_async.view.opened import OpenRuns
@@ -45,7 +47,8 @@ async def listening(folders: RunFolders, access: Access, port: int) -> AsyncIter
     with _taken(access.host, port) as taken, tempfile.TemporaryDirectory(prefix="areal-view-") as place:
         async with asyncio.TaskGroup() as tasks:
             runs = OpenRuns(folders, tasks, Path(place))
-            runner = web.AppRunner(Server(runs, access).application(), access_log=None, shutdown_timeout=LEAVE_S)
+            app = Server(runs, access).application()
+            runner = web.AppRunner(app, access_log=None, logger=_http_log(), shutdown_timeout=LEAVE_S)
             await runner.setup()
             try:
                 await web.SockSite(runner, taken).start()
@@ -53,6 +56,17 @@ async def listening(folders: RunFolders, access: Access, port: int) -> AsyncIter
             finally:
                 await runner.cleanup()
                 runs.close()
+
+
+def _http_log() -> logging.Logger:
+    """aiohttp's own, without what others have sent that is no HTTP: their business, and anybody can send it."""
+    log = logging.getLogger("areal_async.view.http")
+    log.addFilter(_is_ours)
+    return log
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def _taken(host: str, port: int) -> socket.socket:

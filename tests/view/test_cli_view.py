@@ -162,6 +162,9 @@ def test_the_program(tmp_path: Path) -> None:
         assert os.getpriority(os.PRIO_PROCESS, one.process.pid) == min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)
 
         keeps_connection = socket.create_connection(("127.0.0.1", int(port)))
+        with socket.create_connection(("127.0.0.1", int(port))) as other:
+            other.sendall(b"GET / HTTP/1.1\r\n\r\n")  # no Host: no HTTP
+            assert b" 400 " in other.recv(100)
         begun = time.monotonic()
         assert one.ended(signal.SIGINT) == 0
         assert time.monotonic() - begun < 3.0
@@ -170,6 +173,7 @@ def test_the_program(tmp_path: Path) -> None:
         for program in started:
             assert list(program.temporary.iterdir()) == []
             assert "Traceback" not in program.said.read_text()
+        assert one.said.read_text().count("\n") == 4
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 

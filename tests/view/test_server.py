@@ -204,7 +204,7 @@ async def test_what_there_is_not_is_named(runs: Path) -> None:
         assert "sample 'trainer': there is none" in await asked.error("/api/runs/first/samples/trainer", 404)
         assert "'group x' is no group" in await asked.error("/api/runs/first/samples/group%20x", 400)
         assert "there is no such address" in await asked.error("/api/nothing", 404)
-        for strange in ("server.py", "..%2fserver.py", "%2fetc%2fpasswd", "", "index.html%00"):
+        for strange in ("server.py", "nothing.js", "..%2fstatic%2fapp.js", "%2fetc%2fpasswd", "", "index.html%00"):
             assert await asked.error(f"/static/{strange}", 404)
 
 
@@ -345,8 +345,11 @@ async def test_few_runs_are_kept_and_the_longest_unused_is_dropped(runs: Path, m
     for name in ("b", "c"):
         write_run(runs / name)
     async with asking(runs) as asked:
-        for key in ("first", "b", "first", "c"):
+        for key in ("first", "b", "first"):
             await asked.read(key)
+        dropped, before = asked.runs._runs["b"]
+        await asked.read("c")
+        assert (before.cancelled(), dropped._failed) == (True, "")
         tasks = {task.get_name() for task in asyncio.all_tasks()}
         assert {name for name in tasks if name.startswith("reads ")} == {
             f"reads {runs}/{key}" for key in ("first", "c")
@@ -382,6 +385,28 @@ async def test_files_are_packed_and_kept_by_their_content(runs: Path, tmp_path: 
             assert len(body) < len(gzip.decompress(body))
         head = await asked.client.head("/static/app.js")
         assert (head.status, await head.read()) == (200, b"")
+
+
+async def test_a_file_is_packed_when_it_is_new_and_not_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "static").mkdir()
+    path = tmp_path / "static" / "app.js"
+    path.write_text("one")
+    packed: list[bytes] = []
+    pack = files.pack
+
+    async def counted(body: bytes, level: int) -> bytes:
+        packed.append(body)
+        return await pack(body, level)
+
+    monkeypatch.setattr(files, "pack", counted)
+    monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)
+    kept = files.Files()
+    for text in ("one", "one", "two", "two"):
+        path.write_text(text)
+        file = kept.file("app.js")
+        assert file is not None
+        assert gzip.decompress(await file.packed()).decode() == text
+    assert packed == [b"one", b"two"]
 
 
 async def test_plotly_comes_from_its_package_and_is_read_once(
