@@ -45,31 +45,49 @@ async function route() {
   }
   await leave();
   const module = page.replace(/[^a-z]/g, "");
+  const asked = run === null ? null : runData(run).update();
+  asked?.catch(() => {}); // its error is met below
   try {
     await import(`./${module}.js`);
   } catch (problem) {
-    if (mine === turn) byId("main").replaceChildren(el("p", { class: "problem" }, `There is no page "${module}" (${problem.message}).`));
-    return;
+    if (mine !== turn) return;
+    byId("main").replaceChildren(el("p", { class: "problem" }, `The page "${module}" can't be loaded (${problem.message}).`));
+    return reloadWhenBack(mine);
   }
   if (mine !== turn) return;
   const container = el("div", { class: `page page-${module}` });
   byId("main").replaceChildren(container);
+  window.scrollTo(0, 0);
   shown = { page: pages.get(module), run, name: module };
   header();
   try {
     if (run !== null) {
-      await runData(run).update();
+      await asked;
       if (mine !== turn) return;
       showError("");
       header();
     }
     await shown.page.show(container, run, params);
+    failures = 0;
   } catch (problem) {
     if (mine !== turn) return;
+    shown.failed = !(problem.status >= 400 && problem.status < 500); // the same question may get an answer later
+    failures += shown.failed;
     if (!container.childElementCount) container.append(el("p", { class: "problem" }, problem.message));
     if (problem.status === undefined) console.error(problem);
   }
   if (mine === turn) later();
+}
+
+/** A module that couldn't be fetched stays failed for the browser until the document is loaded anew. */
+async function reloadWhenBack(mine) {
+  let wasAway = false;
+  while (mine === turn) {
+    const there = await get("/api/runs").then(() => true, () => false);
+    if (there) return wasAway ? location.reload() : undefined; // the server is there, and has no such page
+    wasAway = true;
+    await new Promise((resolve) => setTimeout(resolve, POLL_RUNS_MS));
+  }
 }
 
 async function leave() {
@@ -91,7 +109,7 @@ function later() {
 async function poll() {
   if (document.hidden) return; // visibilitychange begins again
   const mine = turn;
-  if (shown.page === null) return route();
+  if (shown.page === null || shown.failed) return route();
   try {
     if (shown.run !== null) await runData(shown.run).update();
     if (mine !== turn) return;

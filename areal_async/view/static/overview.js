@@ -1,7 +1,7 @@
 /* What a run does now, and how it has gone. */
 
 import { Board } from "./board.js";
-import { el, get, register } from "./common.js";
+import { el, get, plotly, register } from "./common.js";
 import { drawNow } from "./now.js";
 import { runData } from "./store.js";
 
@@ -18,6 +18,8 @@ function draw() {
 
 register("overview", "Overview", {
   async show(container, run, params) {
+    plotly().catch(() => {}); // so that it is there when the first figure wants it, and its error is told then
+    const asked = get("/api/figures");
     const data = await runData(run).update();
     const now = el("div", { class: "now" });
     const figures = el("div");
@@ -29,7 +31,7 @@ register("overview", "Overview", {
     container.append(now, figures);
     draw();
     const mine = page;
-    const list = await get("/api/figures");
+    const list = await asked;
     if (page !== mine) return;
     page.board = new Board(figures, list, [data], params);
     page.board.onEta = draw;
