@@ -93,7 +93,7 @@ export function has(path, params) {
 async function ask(path, params, signal) {
   if (embedded) {
     const answer = embedded[path + query(params)] ?? computed.get(path)?.(params ?? {}) ?? embedded[path];
-    if (answer === undefined) throw new Refused(404, `${path}: it isn't in this file; look at the run with areal-async view`);
+    if (answer === undefined) throw new Refused(404, `${decodeURIComponent(path).replace(/^\/api\/runs\/[^/]*\//, "").replace("samples/", "sample ")} isn't in this file; areal-async view shows the whole run`);
     return answer;
   }
   let answer;
@@ -272,9 +272,11 @@ export function closePanel() {
   return true;
 }
 
-/** What happened to one thing ("sample 17.3", "group 17", "server 0", "step 12"), in words, in the panel. */
-export async function openStory(run, thing) {
-  const body = openPanel(thing, el("p", { class: "dim" }, "reading its story …"));
+/** What happened to one thing ("sample 17.3", "group 17", "server 0", "step 12"), in words, in the panel. above: what
+ * stands there before it. */
+export async function openStory(run, thing, ...above) {
+  const body = el("div", {}, el("p", { class: "dim" }, "reading its story …"));
+  openPanel(thing, ...above, body);
   try {
     const story = await get(of(run, "story"), { id: thing }, { quiet: true });
     if (!body.isConnected) return;
