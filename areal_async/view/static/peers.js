@@ -2,7 +2,8 @@
 
 What always holds: cards stay where they are while their numbers change; what can't be known isn't shown as zero. */
 
-import { address, bytes, clock, duration, el, get, number, of, openStory, percent, register, visible } from "./common.js";
+import { address, bytes, clock, duration, el, get, isLive, number, of, openStory, percent, register, visible } from "./common.js";
+import { runData } from "./store.js";
 import { long, verdict } from "./text.js";
 
 const KINDS = [["trainer", "Trainer"], ["server", "Servers"], ["worker", "Reward workers"]];
@@ -26,14 +27,20 @@ class Card {
     this.count = el("span", { class: "dim" });
     this.output = el("details", { ontoggle: () => this.#tail(true) }, el("summary", {}, "stderr ", this.count), this.lines);
     this.loss = el("div", { class: "loss" });
-    const links = row.thing ? [el("button", { type: "button", class: "link", onclick: () => openStory(run, row.thing === row.label || row.kind === "trainer" ? row.thing : row.label) }, "story"), el("a", { href: address(run, "timeline", { lane: row.label }) }, "timeline")] : [];
+    const story = el("button", { type: "button", class: "link", onclick: () => openStory(run, row.thing) }, "story");
+    const links = row.thing ? el("span", { class: "links" }, story, " ", el("a", { href: address(run, "timeline", { lane: row.label }) }, "timeline")) : "";
     this.element = el("article", { class: "card peer", "aria-label": row.label }, el("header", {}, el("h3", {}, visible(row.label)), this.state, el("span", { class: "space" }), links), this.facts, this.loss, this.output);
   }
 
-  update(row, at) {
-    const [sign, kind] = SIGNS[row.state.split(/[:,]/, 1)[0]] ?? ["●", "calm"];
-    this.state.className = `peer-state ${kind}`;
-    this.state.replaceChildren(el("span", { "aria-hidden": "true" }, sign), ` ${row.state} `, el("span", { class: "dim", title: `since ${clock(row.since, 1)} of the run clock` }, `for ${duration(Math.max(0, at - row.since))}`));
+  /** live: what is told is of now; else it is what was told last. */
+  update(row, at, live) {
+    const [sign, kind] = SIGNS[row.state.split(":", 1)[0]] ?? ["●", "calm"];
+    const since = `since ${clock(row.since, 1)} of the run clock`;
+    this.state.className = `peer-state ${live ? kind : "calm"}`;
+    this.state.replaceChildren(
+      el("span", { "aria-hidden": "true" }, live ? sign : "○"), ` ${live ? "" : "last "}${row.state} `,
+      el("span", { class: "dim", title: since }, live ? `for ${duration(Math.max(0, at - row.since))}` : `since ${clock(row.since)}`),
+    );
     this.facts.replaceChildren(...this.#facts(row, at).map(([name, about, ...value]) => el("div", {}, el("dt", { title: about }, name), el("dd", {}, ...value))));
     this.#why(row);
     this.stderr = row.stderr;
@@ -100,6 +107,7 @@ function counts(verdicts) {
 }
 
 function draw({ run, parts, cards }, peers) {
+  const live = isLive(runData(run).latest?.run.state);
   parts.problem.hidden = !peers.problem;
   parts.problem.replaceChildren(visible(peers.problem));
   parts.verdicts.replaceChildren(...counts(peers.verdicts));
@@ -111,7 +119,7 @@ function draw({ run, parts, cards }, peers) {
       cards.set(key, new Card(run, row));
       parts.groups[row.kind].append(cards.get(key).element);
     }
-    cards.get(key).update(row, peers.at);
+    cards.get(key).update(row, peers.at, live);
   }
   for (const [key, card] of cards) {
     if (there.has(key)) continue;
@@ -121,6 +129,7 @@ function draw({ run, parts, cards }, peers) {
   for (const [kind, title] of KINDS) {
     const many = parts.groups[kind].childElementCount;
     parts.sections[kind].hidden = !many && kind !== "worker";
+    parts.sections[kind].classList.toggle("many", many > 1);
     parts.headings[kind].textContent = many > 1 ? `${title} (${many})` : title;
   }
 }
@@ -140,7 +149,7 @@ register("peers", "Servers & workers", {
     }
     const mine = { run, parts, cards: new Map() };
     shown = mine;
-    container.append(parts.problem, ...Object.values(parts.sections));
+    container.append(parts.problem, el("div", { class: "peer-kinds" }, Object.values(parts.sections)));
     await ask(mine, {});
   },
 

@@ -3,7 +3,7 @@
 What always holds: what is shown of a sample that is still on its way follows the run, and the reader's place in the
 answer stays. */
 
-import { address, bytes, clock, duration, el, get, number, of, openStory, register, setParams, visible } from "./common.js";
+import { address, clock, duration, el, get, number, of, openStory, register, setParams, visible } from "./common.js";
 import { long, signed, verdict } from "./text.js";
 import { SHADES, tokenView } from "./tokens.js";
 
@@ -26,7 +26,7 @@ function fact(name, about, ...value) {
   return el("div", {}, el("dt", { title: about }, name), el("dd", {}, ...value));
 }
 
-function facts({ record, tokens }, run) {
+function facts({ record }, run) {
   const versions = record.oldest === record.newest ? `v${record.oldest}` : `v${record.oldest} – v${record.newest}`;
   const branch = record.branch ? ` (branch ${record.branch})` : "";
   const step = record.step === null ? "–" : el("a", { href: address(run, "samples", { step: record.step }), title: "all samples of this step" }, `${record.step}${branch}`);
@@ -47,7 +47,6 @@ function facts({ record, tokens }, run) {
     fact("group", "the samples of one prompt", group),
     fact("attempt", "from 0: a failed one is tried again", record.attempt),
     fact("row", "of the data, and position in the run's order", record.row === null ? `– (position ${record.position})` : `${record.row} (position ${record.position})`),
-    ...(tokens ? [fact("text", "of the answer", bytes(new TextEncoder().encode(tokens.join("")).length))] : []),
   ];
 }
 
@@ -71,9 +70,9 @@ function members({ members: all, record }, run) {
     const versions = row.oldest === row.newest ? `v${row.oldest}` : `v${row.oldest}–${row.newest}`;
     return el("tr", { class: row.id === record.id ? "here" : null },
       el("td", {}, name), el("td", {}, verdict(row.verdict)), el("td", { class: "number" }, number(row.reward, 3)),
-      el("td", { class: "number" }, signed(row.advantage, 2)), el("td", { class: "number" }, number(row.length, 9), cut), el("td", {}, versions));
+      el("td", { class: "number" }, number(row.length, 9), cut), el("td", {}, versions));
   });
-  const heads = [["sample"], ["verdict"], ["reward", "number"], ["adv.", "number"], ["tokens", "number"], ["versions"]];
+  const heads = [["sample"], ["verdict"], ["reward", "number"], ["tokens", "number"], ["versions"]];
   const table = el("table", {}, el("thead", {}, el("tr", {}, heads.map(([name, kind]) => el("th", { scope: "col", class: kind }, name)))), el("tbody", {}, rows));
   return el("section", { class: "card" }, el("h3", {}, `Group ${record.group}`), el("div", { class: "scroll" }, table));
 }
@@ -82,7 +81,7 @@ function checks({ checks: all, record }) {
   const parts = all.map((check, at) => [
     el("p", { class: "check-line" }, verdict(check.verdict), `  reward ${number(check.reward, 3)}  `, el("span", { class: "dim" }, `${all.length > 1 ? `check ${at + 1}, ` : ""}took ${duration(check.seconds)}`)),
     check.why ? [el("h4", {}, "reason"), long(check.why)] : "",
-    check.extracted ? [el("h4", {}, "taken as the answer"), long(check.extracted, { class: "extracted" })] : el("p", { class: "dim" }, "nothing is told to have been taken as the answer"),
+    check.extracted ? [el("h4", {}, "taken as the answer"), long(check.extracted, { class: "extracted" })] : el("p", { class: "dim" }, "nothing was taken as the answer"),
   ]);
   const none = record.verdict === null ? "It has not been checked." : "Nothing more than the verdict is kept.";
   return el("section", { class: "card" }, el("h3", {}, all.length > 1 ? "Checks" : "Check"), parts.length ? parts : el("p", { class: "dim" }, none));

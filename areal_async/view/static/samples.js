@@ -93,7 +93,7 @@ function line(row, run) {
     if (event.target.closest("a") || !(getSelection()?.isCollapsed ?? true)) return;
     event.currentTarget.querySelector("a").click();
   };
-  return el("tr", { onclick: open }, COLUMNS.map(([, , kind, , cell]) => el("td", { class: kind || null }, cell(row, run))));
+  return el("tr", { onclick: open }, COLUMNS.map(([, title, kind, , cell]) => el("td", { class: kind || null, dataset: { name: title } }, cell(row, run))));
 }
 
 /** ↑ and ↓ go from row to row, out of the search into the first one; Enter opens, since it is a link. */
@@ -159,13 +159,13 @@ function draw() {
   pager(offset, page.total);
   parts.count.textContent = set(params) ? `Filters (${set(params)})` : "Filters";
   parts.clear.hidden = !set(params) && !params.text;
-  parts.search.title = page.missing ? `there are no texts to search in: ${page.missing}` : "";
+  parts.search.title = page.missing;
 }
 
 /** What the reader has to know about what he sees; "" if nothing. */
 function note({ rows, total, missing, reading }) {
   const lines = [];
-  if (missing) lines.push(el("p", { class: "missing" }, "No texts: ", visible(missing)));
+  if (missing) lines.push(el("p", { class: "missing" }, visible(missing)));
   if (reading.problem) lines.push(el("p", { class: "problem" }, visible(reading.problem)));
   if (!rows.length) {
     const filtered = set(shown.params) || shown.params.text;
@@ -220,7 +220,7 @@ function build(container) {
   };
   parts.clear.addEventListener("click", clear);
   parts.top.append(search, parts.found, parts.fresh, parts.clear);
-  const details = el("details", { class: "filters", open: WIDE.matches || set(shown.params) > 0 }, parts.count, parts.fields);
+  const details = el("details", { class: "filters", open: WIDE.matches }, parts.count, parts.fields);
   container.addEventListener("keydown", walk);
   container.append(parts.top, details, parts.note, el("div", { class: "scroll" }, parts.table), parts.pager);
   parts.body.addEventListener("click", remember);
