@@ -62,7 +62,10 @@ def add_view(commands: "Commands") -> None:
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--export", type=Path, metavar="FILE.html", help="write a report of the run, and end")
-    what.add_argument("--png", type=Path, metavar="FILE.png", help="write the run's main curves, and end")
+    what.add_argument("--png", type=Path, metavar="FILE.png", help="write the run's main curves (also .svg), and end")
+    parser.add_argument(
+        "--samples", metavar="N|ID,ID", help="in a report: how many samples, or which (default: 12 that say much)"
+    )
     parser.set_defaults(do=view)
 
 
@@ -72,12 +75,33 @@ def view(arguments: argparse.Namespace) -> int:
     from areal_async.view.runs import RunFolders
 
     folders = RunFolders(arguments.run)
+    if arguments.export or arguments.png:
+        return _to_file(folders, arguments)
+    if arguments.samples is not None:
+        raise ConfigError("command line: view: --samples: is for --export FILE.html; the page shows all samples")
     port = PORT if arguments.port is None else arguments.port
     if not 0 <= port <= LAST_PORT:
         raise ConfigError(f"command line: view: --port {port}: 0 … {LAST_PORT}")
     host = arguments.host or HOST
     host = HOST if host == "localhost" else host  # it may be two addresses, which --port 0 would give two ports
     serve(folders, token.access(host, arguments.token, os.environ), port)
+    return 0
+
+
+def _to_file(folders: "RunFolders", arguments: argparse.Namespace) -> int:
+    """`--export`, `--png`."""
+    from areal_async import cli_export
+
+    for name in ("port", "host", "token", *(("samples",) if arguments.png else ())):
+        if getattr(arguments, name) is not None:
+            raise ConfigError(
+                f"command line: view: --{name}: {'--png' if arguments.png else '--export'} has no use of it"
+            )
+    os.nice(NICE)
+    if arguments.png:
+        cli_export.png(folders, arguments)
+    else:
+        cli_export.export(folders, arguments)
     return 0
 
 

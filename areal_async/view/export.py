@@ -22,6 +22,7 @@ from areal_async.errors import ArealError, ConfigError
 from areal_async.view import bundle
 from areal_async.view.api import Lags, Overview, RunRow, SampleFull, SampleRow
 from areal_async.view.chosen import Chosen
+from areal_async.view.curves import Row, branches
 from areal_async.view.figures import FIGURES
 from areal_async.view.files import INDEX, plotly_path
 from areal_async.view.made_with import Made, in_words, made_with
@@ -36,6 +37,7 @@ TROUBLES: Final = 10  # whose stories are told
 STORIES_S: Final = 15.0  # a story needs the whole log: those that take longer are left out
 DIGITS: Final = 6  # of the numbers of a step: figures show five
 LOGPROB_DIGITS: Final = 5
+LAST_STEP: Final = (1 << 63) - 1
 EVERY_S: Final = 0.05  # how often it is looked how far the log was read
 UNQUOTED: Final = "!~*'()"  # by JavaScript's encodeURIComponent
 UNUSED: Final = ("waited_for",)  # of a row: long, and nothing in the page shows it
@@ -126,6 +128,22 @@ async def export(
     return Exported(
         nbytes, len(found.overview.rows), len(made.report.chosen), made.report.samples, len(made.report.left_out)
     )
+
+
+async def picture(folders: RunFolders, out: Path, read: Callable[[float], None] = lambda share: None) -> int:
+    """The main curves, PNG or SVG by the name's end; its length. Errors: as `export`."""
+    from areal_async.view.picture import Shown, draw
+
+    async with opened(folders, read) as (run, row, overview):
+        lags = None
+        with contextlib.suppress(ArealError):  # of a log that can't be read: the other curves are there
+            lags = await run.lags(0, LAST_STEP)
+    rows: list[Row] = [msgspec.json.decode(each) for each in overview.rows]
+    name = row.name if row.name in row.key else f"{row.name} ({row.key})"
+    end = f", {row.end}" if row.end else ""
+    title = f"{name}: step {row.version} of {row.steps}, {row.seconds:,.0f} s, {row.state}{end.replace('_', ' ')}"
+    shown = Shown(title, branches(rows, overview.branch, row.version), overview.evaluations, lags)
+    return write(out, draw([figure for figure in FIGURES if figure.main], shown, out.suffix.removeprefix(".")))
 
 
 def write(path: Path, data: bytes) -> int:
