@@ -1,8 +1,11 @@
 """What can be said of any page by looking at it: names of controls, contrast, width, markup that came from a run."""
 
+import time
 from typing import Final, NamedTuple
 
 from playwright.sync_api import Page
+
+from .watching import WAIT_MS
 
 CONTRAST: Final = 4.5  # of text, as WCAG's level AA asks for any size of letters
 
@@ -88,6 +91,14 @@ class Pale(NamedTuple):
 
     looked: int
     pale: list[str]
+
+
+def until(page: Page, condition: str) -> None:
+    """Wait for a JavaScript expression. (playwright's own way needs `eval`, which the page's policy forbids.)"""
+    deadline = time.monotonic() + WAIT_MS / 1000
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, f"it has not come true: {condition}"
+        page.wait_for_timeout(50)
 
 
 def nameless(page: Page) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from .looks import markup, points
+from .looks import markup, points, until
 from .recording import IMAGE, STEPS
 from .viewing import Viewer
 from .watching import Tabs
@@ -71,7 +71,7 @@ def test_a_drag_zooms_into_all_figures(page: Page) -> None:
     assert ranges[0] == pytest.approx(ranges[1])
     assert 0 < ranges[0][0] < ranges[0][1] < STEPS
     page.get_by_role("button", name="whole run").click()
-    page.wait_for_function("document.querySelector('#figure-lag .plot').layout.xaxis.range[1] > 8.5")
+    until(page, "document.querySelector('#figure-lag .plot').layout.xaxis.range[1] > 8.5")
 
 
 def ranged(page: Page, key: str) -> list[float]:
@@ -85,7 +85,7 @@ def test_smoothing_is_drawn_over_the_raw_line_and_lives_in_the_address(page: Pag
     for _ in range(10):
         page.keyboard.press("ArrowRight")
     expect(page).to_have_url(re.compile(r"smooth=0\.2"))
-    page.wait_for_function("document.querySelector('#figure-reward .plot').data.length > 1")
+    until(page, "document.querySelector('#figure-reward .plot').data.length > 1")
     assert points(page)["reward"] == before + STEPS
 
 
@@ -160,7 +160,7 @@ def test_tab_reaches_every_page_with_a_visible_focus(page: Page) -> None:
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none", seen
         page.keyboard.press("Tab")
-    assert {"to the content", "areal-async", "Overview", "Timeline", "Samples", "Configuration"} <= set(seen)
+    assert {"to the content", "Overview", "Timeline", "Samples", "Configuration"} <= set(seen)
     page.get_by_role("link", name="Samples").focus()
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("#/odd/samples"))

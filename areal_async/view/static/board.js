@@ -103,6 +103,15 @@ export class Board {
     for (const card of this.cards) card.draw();
   }
 
+  /** More of the log was read: only what comes from it is drawn again. */
+  updateLags() {
+    for (const card of this.cards) {
+      if (card.figure.kind !== "lags") continue;
+      card.dirty = true;
+      card.draw();
+    }
+  }
+
   #seen(entries) {
     for (const { target, isIntersecting } of entries) {
       const card = this.cards.find(({ element }) => element === target);
@@ -124,7 +133,8 @@ export class Board {
       this.lagsOf.set(run.key, { asked, answer: get(of(run.key, "lags"), { from, to }, { quiet: true }).catch(() => null) });
     }
     const answer = await this.lagsOf.get(run.key).answer;
-    if (answer && !this.overlay && answer.eta !== this.eta) {
+    const known = answer && (Object.keys(answer.tokens).length > 0 || answer.unknown > 0); // else nothing was read, η neither
+    if (known && !this.overlay && answer.eta !== this.eta) {
       this.eta = answer.eta;
       const bounded = this.cards.find(({ figure }) => figure.key === "lag");
       bounded.dirty = true;
