@@ -43,7 +43,7 @@ from areal_async.wire.arrays import Array
 
 START: Final = 120  # characters of an answer in its row
 _AT_ONCE: Final = 256  # rows that are written together: enough to be quick, few enough for a short slice
-_BETWEEN: Final = "\x1f"  # prompt and answer in `texts`: nobody searches for it
+_BETWEEN: Final = b"\x1f"  # prompt and answer in `texts`: nobody searches for it
 
 
 class Index:
@@ -74,9 +74,9 @@ class Index:
         self._done = False
         self._checks_at = 0  # byte of checks.jsonl
         self._answers: list[tuple[Value, ...]] = []  # rows to be inserted
-        self._texts: list[tuple[int, str]] = []
+        self._texts: list[tuple[int, bytes]] = []
         self._changed: dict[GroupId, GroupLife] = {}  # whose rows are to be updated
-        self._prompt: tuple[GroupId, list[int], str] = (-1, [], "")  # the newest, of which a group has many
+        self._prompt: tuple[GroupId, list[int], bytes] = (-1, [], b"")  # the newest, of which a group has many
         self._training: dict[int, dict[int | None, int]] = {}  # tokens by lag of steps that aren't trained yet
         tables.make_tables(self.database)
 
@@ -189,7 +189,10 @@ class Index:
                 self._change(group.id for group in lives.trained(event.step))
                 self._trained(event.step)
             case RolledBack() as event:
-                self._change(list(lives.groups))
+                again = [
+                    group.id for group in lives.groups.values() if group.step is not None and group.step >= event.to
+                ]
+                self._change(again)
                 self.database.execute("DELETE FROM lags WHERE step >= ?", (event.to,))
 
     def _change(self, groups: Iterable[GroupId]) -> None:
@@ -222,7 +225,7 @@ class Index:
         self.database.execute("DELETE FROM texts WHERE key = ?", (tables.key_of(name),))
         self.samples -= gone
 
-    def _look(self, group: GroupLife, sample: SampleLife) -> tuple[Looked, str | None]:
+    def _look(self, group: GroupLife, sample: SampleLife) -> tuple[Looked, bytes | None]:
         """What the arrays of an answer say, and its texts for a search."""
         done = sample.done
         assert done is not None, "an answer has come"
@@ -242,14 +245,14 @@ class Index:
         if self._decode is None:
             return Looked(len(counts), counts, ""), None
         answer = self._decode(ids[count:].tolist())
-        folded = f"{self._prompt_text(group.id, ids[:count].tolist())}{_BETWEEN}{answer.casefold()}"
-        return Looked(len(counts), counts, answer[:START]), folded
+        prompt = self._prompt_text(group.id, ids[:count].tolist())
+        return Looked(len(counts), counts, answer[:START]), prompt + _BETWEEN + tables.folded(answer)
 
-    def _prompt_text(self, group: GroupId, ids: list[int]) -> str:
+    def _prompt_text(self, group: GroupId, ids: list[int]) -> bytes:
         """Folded. Answers of a group come close together, and have the same prompt."""
         if self._prompt[:2] != (group, ids):
             assert self._decode is not None, "there are texts"
-            self._prompt = (group, ids, self._decode(ids).casefold())
+            self._prompt = (group, ids, tables.folded(self._decode(ids)))
         return self._prompt[2]
 
     # --------------------------------------------------------------------------------------------------------- steps

@@ -138,11 +138,14 @@ def search(database: sqlite3.Connection, query: SampleQuery) -> tuple[int, list[
     order = f"ORDER BY samples.{column} IS NULL, samples.{column} {way}, samples.key {way}"  # nothing comes last
     if column in ("key", '"at"'):
         order = f"ORDER BY samples.{column} {way}"  # as the index has it
-    tail = f"{order} LIMIT {query.limit:d} OFFSET {query.offset:d}"
     if query.text:  # looked through once, for number and rows
-        return _search_text(database, query.text, where, values, tail)
+        _find_text(database, query.text, where, values)
+        where, values = "WHERE key IN (SELECT key FROM temp.found)", []
     total = database.execute(f"SELECT COUNT(*) FROM samples {where}", values).fetchone()[0]
-    rows = database.execute(f"SELECT {_COLUMNS} FROM samples {where} {tail}", values)
+    keys = f"SELECT key FROM samples {where} {order} LIMIT ? OFFSET ?"  # by themselves they are sorted twice as fast
+    rows = database.execute(
+        f"SELECT {_COLUMNS} FROM samples WHERE key IN ({keys}) {order}", [*values, query.limit, query.offset]
+    )
     return total, [_row(row) for row in rows]
 
 
@@ -165,19 +168,15 @@ def _filters(query: SampleQuery) -> tuple[str, list[Value]]:
     return ("WHERE " + " AND ".join(terms) if terms else ""), values
 
 
-def _search_text(
-    database: sqlite3.Connection, text: str, where: str, values: Sequence[Value], tail: str
-) -> tuple[int, list[SampleRow]]:
-    both = f"{where} AND" if where else "WHERE"
+def _find_text(database: sqlite3.Connection, text: str, where: str, values: Sequence[Value]) -> None:
+    """Puts the keys of the samples with this text into `found`."""
+    wanted = tables.folded(text)
+    # Python looks through bytes three times as fast as SQLite through text
+    database.create_function("holds", 1, lambda folded: wanted in folded, deterministic=True)
     database.execute("DROP TABLE IF EXISTS temp.found")
-    database.execute(
-        "CREATE TEMP TABLE found AS SELECT samples.key AS key FROM samples JOIN texts USING (key)"
-        f" {both} instr(folded, ?)",
-        (*values, text.casefold()),
-    )
-    total = database.execute("SELECT COUNT(*) FROM temp.found").fetchone()[0]
-    rows = database.execute(f"SELECT {_COLUMNS} FROM temp.found JOIN samples USING (key) {tail}")
-    return total, [_row(row) for row in rows]
+    database.execute("CREATE TEMP TABLE found (key INTEGER PRIMARY KEY)")
+    source = f"samples JOIN texts USING (key) {where} AND holds(folded)" if where else "texts WHERE holds(folded)"
+    database.execute(f"INSERT INTO temp.found SELECT key FROM {source}", values)
 
 
 def _row(values: Sequence[Value]) -> SampleRow:

@@ -19,9 +19,10 @@ from areal_async.log.format import PayloadRef
 from areal_async.messages import GroupId, SampleDone, SampleId, Verdict, Version, group_of
 from areal_async.trace.life import GroupLife, GroupState, Outcome, SampleLife, SampleState
 
-Value: TypeAlias = str | int | float | None
+Value: TypeAlias = str | bytes | int | float | None
 
 CACHE_KIB: Final = 16_384  # of pages, in this process
+PAGE_BYTES: Final = 16_384  # long texts are looked through twice as fast as with SQLite's 4,096
 MOST_MEMBERS: Final = 1 << 20  # of a group, in a key
 
 _SCHEMA: Final = """
@@ -34,7 +35,7 @@ CREATE TABLE samples (
     scored REAL, ready REAL, handed REAL, trained REAL
 );
 CREATE INDEX samples_at ON samples (at);
-CREATE TABLE texts (key INTEGER PRIMARY KEY, folded TEXT);
+CREATE TABLE texts (key INTEGER PRIMARY KEY, folded BLOB);
 CREATE TABLE lags (step INTEGER, lag INTEGER, tokens INTEGER);
 CREATE INDEX lags_step ON lags (step);
 CREATE TABLE troubles (
@@ -67,6 +68,7 @@ _UPDATE: Final = "UPDATE samples SET {} WHERE key = ?".format(", ".join(f"{name}
 def open_database(path: Path) -> sqlite3.Connection:
     """A new database in a file that isn't there yet, without its tables (each part of the page makes its own)."""
     database = sqlite3.connect(path, isolation_level=None)
+    database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     database.execute("PRAGMA journal_mode = OFF")
     database.execute("PRAGMA synchronous = OFF")
     database.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -79,6 +81,11 @@ def make_tables(database: sqlite3.Connection) -> None:
     for name in TABLES:
         database.execute(f"DROP TABLE IF EXISTS {name}")
     database.executescript(_SCHEMA)
+
+
+def folded(text: str) -> bytes:
+    """As `texts` has it: without upper case, in UTF-8."""
+    return text.casefold().encode("utf-8", "replace")
 
 
 def key_of(sample: SampleId) -> int:

@@ -130,6 +130,15 @@ def test_what_was_cut_in_the_middle_of_a_slice(tmp_path: Path) -> None:
     assert follower.problem == ""
 
 
+def test_what_was_cut_while_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of what the reader had was from before: the file itself says what is there."""
+    follower = started(tmp_path, Woke(at=1.0), Woke(at=2.0), Finish(reason="stopped"))
+    scans = iter([*[lambda *of: iter([(770, b"half of two records")])], reader.scan])
+    monkeypatch.setattr("areal_async.log.follow.scan", lambda *of: next(scans)(*of))
+    assert events(list(follower.turns(LATER))) == [1.0, 2.0]
+    assert follower.problem == ""
+
+
 def test_damage_is_told_and_what_was_read_stays(tmp_path: Path) -> None:
     follower = started(tmp_path, Woke(at=1.0), Woke(at=2.0), Woke(at=3.0))
     *_, (_, _, offset) = reader.read_records(tmp_path)

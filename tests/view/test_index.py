@@ -16,18 +16,32 @@ from msgspec.structs import replace
 
 from areal_async.log.format import DECISIONS_NAME, HEAD_BYTES, Torn
 from areal_async.log.reader import read_records, scan
-from areal_async.messages import AnyRecord, Failed, GroupRead, Lost, RolledBack, Scored, StepDone, WhenOlder
+from areal_async.log.writer import RunLog
+from areal_async.messages import (
+    AnyRecord,
+    Failed,
+    GroupRead,
+    Lost,
+    RolledBack,
+    SampleDone,
+    Scored,
+    StartSample,
+    StepDone,
+    WhenOlder,
+    Woke,
+)
 from areal_async.trace.samples import SampleRecord, Wanted, read_samples
 from areal_async.view import tables
+from areal_async.view.api import SampleQuery, SampleRow
 from areal_async.view.index import Index
-from areal_async.view.samples import Samples
+from areal_async.view.samples import MOST_ROWS, Samples, search
 
 from ..audit_lies import records as records_of
 from ..audit_lies import true_log
 from ..core.test_any_order import AnyOrder
 from ..core.test_going_back import GoingBack
 from ..replay.logs import BOTH
-from ..trace.written import write
+from ..trace.written import arrays, write
 
 LONG_AGO = 1e9  # when the log was written last: it is quiet
 
@@ -81,6 +95,10 @@ def check(log: Path, index: Index, samples: Samples) -> None:
     wanted = told(log)
     assert tabled(index, samples) == wanted
     assert index.reading().samples == len(wanted)
+    total, rows = search(index.database, SampleQuery(limit=MOST_ROWS))
+    assert (total, len(rows)) == (len(wanted), min(len(wanted), MOST_ROWS))
+    for row in rows:
+        check_row(row, wanted[row.id])
     lags: Counter[int] = Counter()
     for each in wanted.values():
         if each.outcome == "trained" and each.advantage is not None and each.versions and each.loss_mask:
@@ -89,6 +107,16 @@ def check(log: Path, index: Index, samples: Samples) -> None:
     if index.lives is not None and not any(each.missing for each in wanted.values()):
         below = index.lives.rules.max_staleness if index.lives.rules.when_older == "mask" else None
         assert index.lags(0, 1 << 40) == ({k: v for k, v in lags.items() if below is None or k <= below}, 0)
+
+
+def check_row(row: SampleRow, record: SampleRecord) -> None:
+    for field in ("group", "outcome", "step", "verdict", "reward", "advantage", "lag", "prompt_tokens", "server"):
+        assert getattr(row, field) == getattr(record, field)
+    assert (row.oldest, row.newest, row.length) == (record.oldest, record.newest, record.response_tokens)
+    assert (row.at, row.truncated) == (record.times.answered, record.finish == "length")
+    if record.versions and record.loss_mask:
+        trained = {version for version, mask in zip(record.versions, record.loss_mask, strict=True) if mask}
+        assert row.versions == len(trained)
 
 
 def check_growing(run: Path, cuts: int, seed: int) -> None:
@@ -200,6 +228,45 @@ def test_a_log_whose_newest_event_gets_its_commands_late(tmp_path: Path) -> None
         read_all(index)
         assert index.reading().events == len(log)
         check(run / "log", index, samples)
+
+
+def test_an_answer_that_is_too_long_leaves_with_its_attempt(tmp_path: Path) -> None:
+    """Until the next attempt starts it is the sample's answer."""
+    log = list(true_log())
+    place = next(number for number, record in enumerate(log) if isinstance(record, SampleDone))
+    done = log[place]
+    assert isinstance(done, SampleDone)
+    log = [*log[:place], replace(done, length=10_000, loss_tokens=10_000), Woke(at=done.at)]
+    again = StartSample(sample=done.sample, attempt=1, position=0, server="server0", floor=0)
+    run = quiet(write(tmp_path, log))
+    with opened(run) as (index, samples):
+        read_all(index)
+        assert index.reading().samples == 1
+        check(run / "log", index, samples)
+        write(tmp_path, [Woke(at=done.at), again, Woke(at=done.at)])
+        read_all(index)
+        assert index.reading().samples == 0
+        check(run / "log", index, samples)
+
+
+def test_tokens_that_others_wrote_have_no_lag(tmp_path: Path) -> None:
+    """A tool's answer in a sample of two turns: mask 0, version -1."""
+    path = tmp_path / "log"
+    with closing(RunLog(path, 1 << 20)) as run_log:
+        for record in true_log():
+            if isinstance(record, SampleDone):
+                assert record.prompt_tokens
+                ids, mask, logprobs, versions = arrays(record)
+                mask[-1], versions[-1] = 0, -1
+                record = replace(record, loss_tokens=record.length - 1, newest=record.oldest + 1)
+                versions[record.prompt_tokens : -1] = record.oldest
+                versions[record.prompt_tokens] += len(versions) > record.prompt_tokens + 2
+                run_log.append(record, run_log.put(record.sample, record.attempt, [ids, mask, logprobs, versions]))
+            else:
+                run_log.append(record)
+    with opened(quiet(tmp_path)) as (index, samples):
+        read_all(index, 10.0)
+        check(path, index, samples)
 
 
 def test_what_went_wrong(tmp_path: Path) -> None:
