@@ -29,6 +29,7 @@ let shown = { page: null, run: null };
 let turn = 0; // of the newest address: a page that came too late isn't shown
 let failures = 0;
 let timer = 0;
+let severalRuns = false; // the viewer was opened for a folder of runs
 
 // ------------------------------------------------------------------------------------------------------- pages
 
@@ -130,16 +131,14 @@ function header() {
   const { run, name } = shown;
   const latest = run === null ? null : runData(run).latest;
   const row = latest?.run;
-  byId("pages").hidden = run === null;
-  byId("pages").replaceChildren(...NAVIGATION.map(([page, title]) => {
-    const here = page === name || (page === "samples" && name === "sample");
-    return el("a", { href: address(run, page), "aria-current": here ? "page" : null }, title);
-  }));
+  const here = `${run} ${name}`;
+  if (byId("pages").dataset.here !== here) navigation(run, name, here);
   const title = run === null ? "all runs" : row?.name ?? run;
   const key = run !== null && !run.startsWith(title) ? el("small", { class: "dim" }, ` ${run}`) : "";
   byId("run-name").replaceChildren(title, key);
   document.title = `${title} – areal-async`;
-  byId("run-state").replaceChildren(...(row ? [badge(row.state), row.end ? el("span", { class: "dim" }, " ", row.end.replaceAll("_", " ")) : ""] : []));
+  const state = el("span", {}, row ? [badge(row.state), row.end ? el("span", { class: "dim" }, " ", row.end.replaceAll("_", " ")) : null] : null);
+  if (byId("run-state").textContent !== state.textContent) byId("run-state").replaceChildren(state); // readers say it once
   byId("run-step").textContent = row ? (row.steps ? `step ${row.version} of ${row.steps}` : `step ${row.version}`) : "";
   byId("run-clock").textContent = row ? clock(row.seconds) : "";
   const share = row?.steps ? Math.min(1, row.version / row.steps) : null;
@@ -151,6 +150,20 @@ function header() {
   const reading = latest?.reading;
   const part = reading && reading.of > 0 ? Math.floor((100 * reading.nbytes) / reading.of) : 0;
   byId("run-reading").textContent = REPORT ? `as of ${date(REPORT.written)}` : reading && !reading.done && part < 100 ? `reading the log: ${part} %` : "";
+}
+
+/** Made anew where the page is another one only, so that a focused link stays focused. */
+function navigation(run, name, here) {
+  const links = NAVIGATION.map(([page, title]) => {
+    const current = page === name || (page === "samples" && name === "sample");
+    return el("a", { href: address(run, page), "aria-current": current ? "page" : null }, title);
+  });
+  byId("pages").hidden = run === null;
+  byId("pages").dataset.here = here;
+  byId("pages").replaceChildren(...links);
+  const current = links.find((link) => link.getAttribute("aria-current"));
+  if (current) byId("pages").scrollLeft = current.offsetLeft - byId("pages").clientWidth / 2 + current.offsetWidth / 2;
+  byId("all-runs").textContent = run !== null && severalRuns ? "‹ all runs" : "areal-async";
 }
 
 // -------------------------------------------------------------------------------------------------------- keys
@@ -220,3 +233,10 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   byId("main").focus();
 });
 route();
+if (!embedded) {
+  get("/api/runs", {}, { quiet: true }).then(({ single }) => {
+    severalRuns = !single;
+    byId("pages").dataset.here = "";
+    if (shown.page !== null) header();
+  }, () => {}); // the page says it itself, where it asks
+}

@@ -19,12 +19,14 @@ export function drawNow(container, data, eta) {
   const { latest } = data;
   const { kept } = branches(data.rows, latest);
   const problems = [latest.run.problem, latest.reading.problem, ...latest.problems].filter(Boolean);
+  const focused = [...container.querySelectorAll("button")].indexOf(document.activeElement);
   container.replaceChildren(
     ...problems.map((text) => el("p", { class: "problem wide" }, visible(text))),
     tiles(latest, kept, eta),
     el("div", { class: "column" }, waits(latest), balance(latest.balance)),
     el("div", { class: "column" }, busyBar(kept), troubles(data.key, latest.troubles, container)),
   );
+  if (focused >= 0) container.querySelectorAll("button")[focused]?.focus();
 }
 
 function tile(name, value, ...below) {

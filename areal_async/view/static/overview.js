@@ -1,7 +1,7 @@
 /* What a run does now, and how it has gone. */
 
 import { Board } from "./board.js";
-import { el, get, plotly, register } from "./common.js";
+import { el, get, isLive, plotly, register } from "./common.js";
 import { drawNow } from "./now.js";
 import { runData } from "./store.js";
 
@@ -10,10 +10,17 @@ let page = null;
 /** What is open in the page stays as it was. */
 function draw() {
   const { data, now, board } = page;
-  const told = JSON.stringify([data.latest.run, data.latest.waits, data.latest.balance, data.latest.troubles.length, data.latest.problems, data.next, board?.eta]);
+  const { run, reading, rows, ...others } = data.latest;
+  const told = JSON.stringify([{ ...run, seconds: isLive(run.state) ? 0 : run.seconds }, reading.problem, others, board?.eta]);
   if (told === page.told) return; // nothing is new: whoever marks or reads something isn't disturbed
   page.told = told;
   drawNow(now, data, board?.eta ?? null);
+}
+
+/** η stands above the figures; it comes with the lags, whose figure may be far below. */
+function askEta() {
+  const { board } = page;
+  if (board?.eta === undefined && board?.data[0].kept.length) board.lags(board.data[0]);
 }
 
 register("overview", "Overview", {
@@ -23,7 +30,7 @@ register("overview", "Overview", {
     const data = await runData(run).update();
     const now = el("div", { class: "now" });
     const figures = el("div");
-    page = { data, now, board: null, rows: data.next, told: "" };
+    page = { data, now, board: null, told: "", drawn: "", events: 0 };
     now.addEventListener("again", () => {
       page.told = "";
       draw();
@@ -35,15 +42,20 @@ register("overview", "Overview", {
     if (page !== mine) return;
     page.board = new Board(figures, list, [data], params);
     page.board.onEta = draw;
+    askEta();
   },
 
   refresh() {
     if (!page) return;
     draw();
     const { data, board } = page;
-    const told = `${data.next} ${data.latest.branch} ${data.latest.evaluations.length} ${data.latest.reading.events}`;
-    if (board && told !== page.drawn) board.update();
+    if (!board) return;
+    const told = `${data.next} ${data.latest.branch} ${data.latest.evaluations.length}`;
+    if (told !== page.drawn) board.update();
+    else if (data.latest.reading.events !== page.events) board.updateLags();
     page.drawn = told;
+    page.events = data.latest.reading.events;
+    askEta();
   },
 
   hide() {
