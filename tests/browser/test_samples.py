@@ -49,6 +49,7 @@ def shown(page: Page, expected: list[Record]) -> None:
     """The table has just these, in some order."""
     names = [one["id"] for one in expected]
     assert 0 < len(names) <= 50
+    expect(page.locator("table.samples")).not_to_have_attribute("aria-busy", "true")
     expect(page.locator("table.samples tbody tr")).to_have_count(len(names))
     assert sorted(ids(page)) == sorted(names)
 

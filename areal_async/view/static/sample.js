@@ -164,7 +164,7 @@ register("sample", "Sample", {
     const mine = { run, id, params, full: null, parts: null };
     shown = mine;
     container.append(el("p", { class: "dim wait" }, `reading sample ${id} …`));
-    const full = await get(of(run, "samples", id)).catch((problem) => {
+    const full = await get(of(run, "samples", id), {}, { quiet: true }).catch((problem) => {
       container.replaceChildren(el("p", { class: "problem" }, visible(problem.message)));
       throw problem;
     });

@@ -121,6 +121,7 @@ function change(changes, typed) {
   Object.assign(mine.params, { offset: null }, changes);
   for (const [name, value] of Object.entries(mine.params)) if (value === null || value === "") delete mine.params[name];
   setParams(mine.params);
+  mine.parts.table.setAttribute("aria-busy", "true"); // what it shows isn't what is asked for any more
   clearTimeout(mine.typing);
   mine.typing = setTimeout(() => shown === mine && load(), typed ? TYPING_MS : 0);
 }
@@ -129,7 +130,7 @@ async function load() {
   const mine = shown;
   const turn = ++mine.turn;
   mine.parts.table.setAttribute("aria-busy", "true");
-  const page = await get(of(mine.run, "samples"), question(mine)).catch((problem) => {
+  const page = await get(of(mine.run, "samples"), question(mine), { quiet: true }).catch((problem) => {
     if (shown === mine && turn === mine.turn) {
       mine.parts.table.removeAttribute("aria-busy");
       mine.parts.found.textContent = "";
@@ -160,6 +161,7 @@ function draw() {
   parts.count.textContent = set(params) ? `Filters (${set(params)})` : "Filters";
   parts.clear.hidden = !set(params) && !params.text;
   parts.search.title = page.missing;
+  parts.search.disabled = page.missing !== "" && !params.text;
 }
 
 /** What the reader has to know about what he sees; "" if nothing. */
