@@ -75,7 +75,7 @@ export function listen(element, to) {
       else if (Math.abs(dx) > Math.abs(dy)) to.pan(-dx);
       else to.zoom(Math.exp(-dy * WHEEL), place(event).x);
       clearTimeout(timer);
-      timer = setTimeout(to.rest, REST_MS);
+      timer = setTimeout(() => to.rest(), REST_MS);
     },
   };
   for (const [name, does] of Object.entries(on)) element.addEventListener(name, does, name === "wheel" ? { passive: false } : undefined);
