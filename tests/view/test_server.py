@@ -15,8 +15,11 @@ import pytest
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
+from areal_async.config import Config
+from areal_async.controller import Controller, status
 from areal_async.errors import ConfigError, LogError
 from areal_async.log import format as fmt
+from areal_async.testing.recipes import scripted
 from areal_async.view import api, files, opened, run
 from areal_async.view.index import Index
 from areal_async.view.opened import OpenRuns
@@ -189,6 +192,40 @@ async def test_a_log_that_grows_is_read_on(runs: Path) -> None:
         await until(lambda: asked.runs.run("first")._reading().nbytes == len(data))
         seen = await asked.overview("first")
         assert seen.reading.problem == ""
+
+
+@pytest.mark.slow
+async def test_a_run_is_watched_from_its_start_to_its_end(
+    make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(status, "EVERY_S", 0.1)
+    states: list[str] = []
+    rows: list[bytes] = []
+    folders: list[Path] = []
+
+    async def trains() -> None:
+        async with Controller(make_config("train.steps=6"), recipes=scripted()) as controller:
+            folders.append(controller.folder)
+            await controller.run()
+
+    (tmp_path / "runs").mkdir()
+    write_run(tmp_path / "runs" / "before")
+    async with asking(tmp_path / "runs") as asked, asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        tasks.create_task(trains())
+        await until(lambda: folders)
+        key = folders[0].name
+        while states[-1:] != ["ended"]:
+            seen = await asked.overview(key, since=len(rows))
+            rows += [bytes(each) for each in seen.rows]
+            states += [seen.run.state] * (seen.run.state not in states[-1:])
+            assert (seen.problems, seen.reading.problem) == ([], "")
+            listed = msgspec.json.decode(await (await asked.get("/api/runs")).read(), type=api.Runs)
+            assert {each.key for each in listed.runs} == {"before", key}
+            await asyncio.sleep(0.01)
+        assert states == ["starting", "running", "ended"]
+        assert [json.loads(each)["step"] for each in rows] == list(range(6))
+        assert b"".join(line + b"\n" for line in rows) == (folders[0] / "metrics.jsonl").read_bytes()
+        await until(lambda: asked.runs.run(key)._reading().samples >= seen.balance["samples_trained"])
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input
