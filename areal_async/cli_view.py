@@ -128,4 +128,6 @@ def told(folders: "RunFolders", access: "Access", port: int) -> str:
         tunnel = f"ssh -N -L {port}:{host}:{port} {getpass.getuser()}@{socket.gethostname()}"
         lines.append(f"from another machine: {tunnel}")
         lines.append(f"  and there http://localhost:{port}/{query}")
+    else:
+        lines.append("it isn't encrypted: through a network of others come by ssh instead (leave --host out)")
     return "\n".join([*lines, "Ctrl-C ends it; the run isn't touched"])

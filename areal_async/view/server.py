@@ -32,7 +32,6 @@ HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
 }
 PACKED_FROM_BYTES: Final = 1 << 12
 WIDTH: Final = 1200  # pixels, where nobody says

@@ -87,7 +87,8 @@ def test_what_it_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"http://[::1]:9/?token={TOKEN}\n" in told(folders, Access("::1", TOKEN), 9)
     open_to_all = told(RunFolders(tmp_path), Access("0.0.0.0", TOKEN), 9)
     assert open_to_all.splitlines()[0] == f"all runs in {tmp_path}: http://node7:9/?token={TOKEN}"
-    assert "ssh" not in open_to_all
+    assert "it isn't encrypted" in open_to_all
+    assert "ssh -N" not in open_to_all
 
 
 class Program:
