@@ -48,8 +48,12 @@ class Spans(NamedTuple):
     end: Int64s
     row: Int64s
 
-    def some(self, which: NDArray[np.bool_] | Int64s | slice) -> "Spans":
-        return Spans(*(column[which] for column in self))
+    def where(self, which: NDArray[np.bool_]) -> "Spans":
+        places = np.flatnonzero(which)
+        return self if len(places) == len(which) else self.some(places)
+
+    def some(self, places: Int64s) -> "Spans":
+        return Spans(*(column[places] for column in self))
 
 
 class SpanTable:

@@ -19,7 +19,8 @@ from areal_async.view import api
 from areal_async.view.span_kinds import KINDS, NEVER_HIDDEN
 from areal_async.view.spans import Int64s, LaneRow, Spans, SpanTable, Unwritten
 
-MOST_SPANS: Final = 5_000  # of all state lanes, and of all slots: a page draws so many smoothly
+MOST_SPANS: Final = 8_000  # of all state lanes, and of all slots: a page draws so many smoothly
+MOST_CELLS: Final = 4 * MOST_SPANS  # pixels of all lanes, from so many spans on
 MOST_LOADS: Final = 60_000  # numbers of all load lanes of an answer
 FEW_SLOTS: Final = 48  # so many are shown without being asked for
 
@@ -69,8 +70,8 @@ def look(
     unwritten = Unwritten(table, () if drawing is None else drawing.unfinished(), now, wanted)
     parts = [*table.parts(), unwritten.spans]
     is_slot = np.array([lane.kind == "slot" for lane in table.lanes], np.bool_)
-    states, pixel = _few_enough([part.some(~is_slot[part.lane]) for part in parts], first, last, width)
-    slots, coarsest = _few_enough([part.some((wanted & is_slot)[part.lane]) for part in parts], first, last, width)
+    states, pixel = _few_enough(parts, ~is_slot, first, last, width)
+    slots, coarsest = _few_enough(parts, wanted & is_slot, first, last, width)
     return api.Timeline(
         begin=first / US_PER_S,
         end=last / US_PER_S,
@@ -126,12 +127,15 @@ def _rows(table: SpanTable, unwritten: Unwritten, shown: Shown) -> list[Row]:
 # ------------------------------------------------------------------------------------------------------ level of detail
 
 
-def _few_enough(parts: Sequence[Spans], begin: int, end: int, width: int) -> tuple[Shown, int]:
-    """Also how long its pixels are, in microseconds."""
+def _few_enough(parts: Sequence[Spans], lanes: Bools, begin: int, end: int, width: int) -> tuple[Shown, int]:
+    """Also how long its pixels are, in microseconds. lanes: those that are wanted."""
+    inside = [part.where(lanes[part.lane] & (part.end > begin) & (part.begin < end)) for part in parts]
     pixel = max(1, -(-(end - begin) // width))
+    if sum(len(part.lane) for part in inside) > MOST_CELLS:  # or else the fine pixels cost most of the time, in vain
+        pixel = max(pixel, (end - begin) * int(np.count_nonzero(lanes)) // MOST_CELLS)
     while True:
         window = Window(begin, end, pixel)
-        shown = merged(parts, window)
+        shown = merged(inside, window)
         too_many = len(shown.stands_for) / MOST_SPANS
         if too_many <= 1 or window.pixels == 1:
             return shown, pixel
@@ -140,10 +144,10 @@ def _few_enough(parts: Sequence[Spans], begin: int, end: int, width: int) -> tup
 
 def merged(parts: Sequence[Spans], window: Window) -> Shown:
     """The spans of a window, with those below a pixel put together. parts: each in the order of lane, kind, begin."""
-    inside = [part.some((part.end > window.begin) & (part.begin < window.end)) for part in parts]
+    inside = [part.where((part.end > window.begin) & (part.begin < window.end)) for part in parts]
     small = [part.end - part.begin < window.pixel for part in inside]
-    long = [part.some(~which) for part, which in zip(inside, small, strict=True)]
-    cells = [each for part, which in zip(inside, small, strict=True) for each in _cells(part.some(which), window)]
+    long = [part.where(~which) for part, which in zip(inside, small, strict=True)]
+    cells = [each for part, which in zip(inside, small, strict=True) for each in _cells(part.where(which), window)]
     regions = _regions(_joined(cells, window), window)
     spans = Spans(*(np.concatenate(columns) for columns in zip(*long, regions.spans, strict=True)))
     ones = np.ones(sum(len(part.lane) for part in long), np.int64)
@@ -244,7 +248,7 @@ def _loads(table: SpanTable, parts: Iterable[Spans], begin: int, end: int, width
     size, stride = (end - begin) / steps, steps + 2
     change = np.zeros(len(lanes) * stride)
     for part in parts:
-        part = part.some((part.end > begin) & (part.begin < end) & (line[part.lane] >= 0))
+        part = part.where((part.end > begin) & (part.begin < end) & (line[part.lane] >= 0))
         at = line[part.lane] * stride
         for moments, sign in ((np.maximum(part.begin, begin), 1.0), (np.minimum(part.end, end), -1.0)):
             place = (moments - begin) / size

@@ -189,7 +189,7 @@ def covered(spans: Iterator[tuple[int, int, int, int]] | list[tuple[int, int, in
     }
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(lanes_of_spans(), st.integers(1, 3), st.integers(1, 40), st.integers(0, 300), st.integers(1, 900))
 def test_what_is_drawn_together_covers_the_same_pixels(
     spans: list[tuple[int, int, int, int]], n: int, pixel: int, begin: int, length: int
