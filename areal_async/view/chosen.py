@@ -32,14 +32,13 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 def choose(database: sqlite3.Connection, most: int) -> list[Chosen]:
-    """At most so many, in the order in which they came. Those that are left to fill the number are spread over the
-    steps."""
+    """At most so many, in the order in which they came. Those that fill the number are spread over the run."""
     reasons: dict[str, list[str]] = {}
     for name, why in _candidates(database):
         if name in reasons or len(reasons) < most:
             reasons.setdefault(name, []).append(why)
     for name, step in _spread(database, most - len(reasons), list(reasons)):
-        reasons[name] = [f"of step {step}"]
+        reasons[name] = ["not trained" if step is None else f"of step {step}"]
     places = ", ".join("?" * len(reasons))
     rows = database.execute(f'SELECT id FROM samples WHERE id IN ({places}) ORDER BY "at"', list(reasons))
     return [Chosen(name, ", ".join(reasons[name])) for (name,) in rows]
@@ -71,15 +70,17 @@ def _one(database: sqlite3.Connection, where: str, order: str, *values: str) -> 
     return None if found is None else str(found[0])
 
 
-def _spread(database: sqlite3.Connection, many: int, without: list[str]) -> Iterator[tuple[str, int]]:
-    """One of each of so many steps, from the first to the last that has a text."""
-    there = f"step IS NOT NULL AND id NOT IN ({', '.join('?' * len(without))})"
-    ends = database.execute(f"SELECT MIN(step), MAX(step) FROM samples WHERE {there} AND start != ''", without)
-    first, last = ends.fetchone()
-    if first is None:
-        return
-    steps = {first + round(number * (last - first) / max(1, many - 1)): None for number in range(many)}
-    for step in steps:
-        query = f"SELECT id FROM samples WHERE {there} AND step = ? ORDER BY start = '', key LIMIT 1"
-        if (found := database.execute(query, [*without, step]).fetchone()) is not None:
-            yield str(found[0]), step
+def _spread(database: sqlite3.Connection, many: int, without: list[str]) -> Iterator[tuple[str, int | None]]:
+    """So many of the others, from the first to the last, with the step that trained each."""
+    others = f"FROM samples WHERE id NOT IN ({', '.join('?' * len(without))})"
+    with_text = f"{others} AND start != ''"
+    for where in (with_text, others):
+        (count,) = database.execute(f"SELECT COUNT(*) {where}", without).fetchone()
+        if count >= many or where is others:
+            break
+    for place in sorted({round((number + 0.5) * count / max(1, many) - 0.5) for number in range(many)}):
+        found = database.execute(
+            f'SELECT id, step {where} ORDER BY "at" LIMIT 1 OFFSET ?', [*without, place]
+        ).fetchone()
+        if found is not None:
+            yield found

@@ -20,7 +20,7 @@ import msgspec
 from areal_async.environment import environment
 from areal_async.errors import ArealError, ConfigError
 from areal_async.view import bundle
-from areal_async.view.api import Lags, Overview, RunRow, SampleFull, SampleRow
+from areal_async.view.api import Lags, Overview, RunRow, SampleFull, SampleQuery, SampleRow
 from areal_async.view.chosen import Chosen
 from areal_async.view.curves import Row, branches
 from areal_async.view.figures import FIGURES
@@ -247,7 +247,7 @@ async def _samples(run: Run, wanted: int | Sequence[str]) -> _Samples:
         return _Samples([], [], {}, str(error))
     rows: list[SampleRow] = []
     full: dict[str, object] = {}
-    missing, nbytes = "", 0
+    nbytes = 0
     for each in chosen:
         sample = await run.sample(each.id)
         short = brief(sample)
@@ -256,8 +256,8 @@ async def _samples(run: Run, wanted: int | Sequence[str]) -> _Samples:
             break
         full[each.id] = short
         rows += [member for member in sample.members if member.id == each.id]
-        missing = missing or (sample.missing[-1] if sample.tokens is None and sample.missing else "")
-    return _Samples(chosen, rows, full, missing)
+    texts = await run.samples(SampleQuery(limit=1))
+    return _Samples(chosen, rows, full, texts.missing)
 
 
 async def _stories(run: Run, things: Sequence[str]) -> dict[str, object]:
