@@ -82,7 +82,7 @@ def _why_not(host: str, port: int, error: OSError) -> str:
         return f"--port {port}: is in use{holder(port)}; `--port 0` takes any that is free"
     if error.errno == errno.EACCES:
         return f"--port {port}: only root may take it; from 1024 on anybody may"
-    why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+    why = (error.strerror or str(error)).partition(" (while")[0]  # create_server adds the address
     return f"--host {host}: can't be listened on: {why}; leave it out for this machine alone"
 
 

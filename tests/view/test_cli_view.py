@@ -44,7 +44,10 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--port", "70000"], "command line: view: --port 70000: 0 … 65535"),
         (["run", "--host", "0.0.0.0"], "--host 0.0.0.0: other machines could read the run; add `--token auto`"),
         (["run", "--token", "short"], "command line: view: --token: 5 characters can be guessed"),
-        (["run", "--host", "203.0.113.9", "--token", "auto"], "--host 203.0.113.9: can't be listened on"),
+        (
+            ["run", "--host", "203.0.113.9", "--token", "auto"],
+            "--host 203.0.113.9: can't be listened on: Cannot assign requested address; leave it out",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(
@@ -73,6 +76,18 @@ def test_a_port_in_use_is_told_with_who_has_it(
         assert line.startswith(f"command line: view: --port {port}: is in use by pid {os.getpid()} (")
         assert line.endswith("`--port 0` takes any that is free")
     assert holder(port) == ""
+
+
+def test_a_name_that_is_no_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unknown(*arguments: object, **options: object) -> None:
+        raise OSError(-2, "Name or service not known (while attempting to bind on address ('x', 0))")
+
+    monkeypatch.setattr(os, "nice", lambda by: 0)
+    monkeypatch.setattr(socket, "create_server", unknown)
+    assert main(["view", str(write_run(tmp_path / "run")), "--host", "x", "--token", "auto"]) == 2
+    assert "--host x: can't be listened on: Name or service not known; leave it out" in capsys.readouterr().err
 
 
 def test_what_it_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
