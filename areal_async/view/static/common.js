@@ -280,7 +280,7 @@ export async function openStory(run, thing, ...above) {
   try {
     const story = await get(of(run, "story"), { id: thing }, { quiet: true });
     if (!body.isConnected) return;
-    const lines = story.lines.map((line) => el("tr", {}, el("td", { class: "at" }, clock(line.at, 2)), el("td", {}, visible(line.text))));
+    const lines = story.lines.map((line) => el("tr", { dataset: { at: line.at } }, el("td", { class: "at" }, clock(line.at, 2)), el("td", {}, visible(line.text))));
     body.replaceChildren(lines.length ? el("table", { class: "story" }, el("tbody", {}, lines)) : el("p", {}, "nothing is told of it"));
   } catch (problem) {
     if (body.isConnected) body.replaceChildren(el("p", { class: "problem" }, visible(problem.message)));

@@ -10,6 +10,7 @@ import { BUSY } from "./traces.js";
 
 const RECENT_STEPS = 10;
 const TROUBLES_SHOWN = 6;
+const SAME_S = 1e-3; // moments that differ by less are one
 
 const sum = (values) => values.reduce((all, value) => all + value, 0);
 const card = (title, ...children) => el("section", { class: "card" }, el("h2", {}, title), ...children);
@@ -131,6 +132,14 @@ function balance(all) {
       el("tfoot", {}, el("tr", {}, el("td", {}, "admitted"), things.map(([, prefix]) => el("td", { class: "number" }, number(all[`${prefix}admitted`]))), el("td", { class: "dim note about" }, "the sum"))))));
 }
 
+/** The story of a thing, at this moment of it. */
+async function tell(run, thing, at) {
+  await openStory(run, thing);
+  const line = [...document.querySelectorAll("#panel tr[data-at]")].find((row) => Number(row.dataset.at) >= at - SAME_S);
+  line?.classList.add("here");
+  line?.scrollIntoView({ block: "center" });
+}
+
 function troubles(run, all, container) {
   const showAll = container.dataset.allTroubles === "yes";
   const newest = [...all].reverse();
@@ -142,7 +151,7 @@ function troubles(run, all, container) {
   const line = ({ at, what, thing, text }) => el("li", {},
     el("span", { class: "dim number" }, clock(at, 1)),
     el("span", {}, thing && has(of(run, "story"), { id: thing })
-      ? el("button", { type: "button", class: "link", onclick: () => openStory(run, thing), title: `the story of ${thing}` }, what.replaceAll("_", " "))
+      ? el("button", { type: "button", class: "link", onclick: () => tell(run, thing, at), title: `the story of ${thing}` }, what.replaceAll("_", " "))
       : what.replaceAll("_", " ")),
     el("span", { class: "text", title: text }, visible(text)));
   return card(all.length ? `What went wrong (${all.length})` : "What went wrong",

@@ -61,7 +61,7 @@ function curve(board, figure, { kept, abandoned }, wanted, { colour, dash, width
   if (raw.every((value) => value === null)) return undefined;
   const x = rows.map((row, at) => (row === null ? xOf(rows[at - 1]) : xOf(row)));
   const base = { type: "scatter", x, connectgaps: false, name };
-  const shape = board.byTime && (wanted.stacked || wanted.per) ? SINCE : "linear";
+  const shape = board.byTime && (wanted.stacked || wanted.per || figure.unit === "s") ? SINCE : "linear";
   const marked = (raw.length <= FEW && !board.overlay) || raw.length === 1 || raw.includes(null) ? "lines+markers" : "lines";
   if (wanted.stacked) {
     traces.push({ ...base, y: smoothed(raw, board.smoothing), mode: "lines", stackgroup: "all", line: { color: colour, width: 0.5, shape }, fillcolor: colour });
