@@ -81,8 +81,6 @@ _MARKUP: Final = """() => [
   ...(window.hostile === undefined ? [] : [`a script of the run's texts has run: ${window.hostile}`]),
   ...[...document.querySelectorAll("img[src=x], a[href^=javascript], main h1, body > h1, [onerror]")]
     .map((one) => `an element of the run's texts: ${one.outerHTML.slice(0, 100)}`),
-  ...[...document.scripts].filter((one) => !one.src && one.type !== "application/json")
-    .map((one) => `a script inside the page: ${one.textContent.slice(0, 100)}`),
 ]"""
 
 
@@ -134,5 +132,14 @@ def points(page: Page) -> dict[str, int]:
           const plots = [...document.querySelectorAll("figure .js-plotly-plot")].filter((plot) => plot.data);
           return Object.fromEntries(plots.map((plot) => [key(plot), count(plot)]));
         }"""
+    )
+    return found
+
+
+def scripts(page: Page) -> list[str]:
+    """Scripts that stand in the page itself. The server's page has none; a report has all of its own."""
+    found: list[str] = page.evaluate(
+        """() => [...document.scripts].filter((one) => !one.src && one.type !== "application/json")
+          .map((one) => one.textContent.slice(0, 100))"""
     )
     return found

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .looks import markup, nameless, pale, sideways
+from .looks import markup, nameless, pale, scripts, sideways
 from .viewing import Viewer
 from .watching import LAPTOP, PHONE, Tabs
 
@@ -25,5 +25,5 @@ def test_a_page_can_be_read_by_all_and_shows_texts_as_text(viewer: Viewer, tabs:
         assert looked > 10
         found += [f"{size[0]} {scheme}: {one}" for one in faint]
         found += [f"{size[0]} {scheme}: {wider} pixels to the right of the window"] if (wider := sideways(page)) else []
-    found += [f"without a name: {one}" for one in nameless(page)] + markup(page)
+    found += [f"without a name: {one}" for one in nameless(page)] + markup(page) + scripts(page)
     assert not found, "\n".join(found)
