@@ -111,6 +111,9 @@ class Run:
         run = self._told.row(last)
         told = self._told.status
         evaluations, problem = self._evaluations()
+        troubles = [] if self._index is None else self._index.troubles(TROUBLES)
+        if run.state == "died" and troubles and troubles[-1].what == "fail":  # the log tells what the controller didn't
+            run = msgspec.structs.replace(run, end=troubles[-1].text)
         return Overview(
             run=run,
             branch=max(0 if told is None else told.branch, 0 if last is None else last.branch),
@@ -122,7 +125,7 @@ class Run:
             in_flight=0 if told is None else told.in_flight,
             ready=0 if told is None else told.ready,
             balance=told.balance if told is not None else {} if last is None else last.ledger,
-            troubles=[] if self._index is None else self._index.troubles(TROUBLES),
+            troubles=troubles,
             reading=self._reading(),
             problems=[*filter(None, [self._told.problem, problem]), *self._rows.problems],
         )

@@ -15,6 +15,8 @@ from areal_async.config import Config
 from areal_async.controller import Controller, status
 from areal_async.errors import LogError
 from areal_async.log import format as fmt
+from areal_async.log.writer import RunLog
+from areal_async.messages import Fail, Woke
 from areal_async.testing.recipes import scripted
 from areal_async.view import api, opened, run
 from areal_async.view.index import Index
@@ -93,6 +95,19 @@ async def test_evaluations_are_those_of_their_file_or_of_the_rows(runs: Path) ->
         assert [(each.version, each.score, each.pass_at) for each in seen.evaluations] == [(4, 0.5, {1: 0.5})]
         (problem,) = seen.problems
         assert problem.startswith(f"{path}:2: is no evaluation of this release")
+
+
+async def test_the_end_is_in_the_log_where_nobody_told_it(runs: Path, make_config: Callable[..., Config]) -> None:
+    write_status(runs / "first", ended="")
+    shutil.rmtree(runs / "first" / "log")
+    log = RunLog(runs / "first" / "log", 1 << 20)
+    for record in (make_config().rules, Woke(at=7.0), Fail(why="too many failed")):
+        log.append(record)
+    log.flush()
+    log.close()
+    async with asking(runs) as asked:
+        seen = await asked.read("first")
+        assert (seen.run.state, seen.run.end) == ("died", "the run fails: too many failed")
 
 
 async def test_a_story_is_told(runs: Path) -> None:
