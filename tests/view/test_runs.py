@@ -131,6 +131,10 @@ def test_the_newest_whole_line_is_found_from_the_end(tmp_path: Path) -> None:
     newest = last_row(tmp_path)
     assert newest is not None
     assert newest.step == 199
+    write_rows(tmp_path, row(7))
+    alone = last_row(tmp_path)
+    assert alone is not None
+    assert (alone.step, alone.reward_mean) == (7, 0.875)
     (tmp_path / "metrics.jsonl").write_text("{]\n")
     assert last_row(tmp_path) is None
 
