@@ -16,12 +16,14 @@ from areal_async.rollout.data import decoded, object_of
 from areal_async.rollout.values import Json
 
 CONFIG_NAME: Final = "config.yaml"
+COMPARED: Final = 30  # characters of a prompt: that it is the same one
 MOST_CHARACTERS: Final = 20_000  # of a column: more is no use on a page
 
 
-def columns_of(run_folder: Path, row: int | None, missing: list[str]) -> dict[str, str]:
+def columns_of(run_folder: Path, row: int | None, prompt: str | None, missing: list[str]) -> dict[str, str]:
     """Columns of row number `row` of the run's data as text, its prompt left out; what isn't text as JSON. Where they
-    can't be had, {}, and a line more in `missing` says why."""
+    can't be had, {}, and a line more in `missing` says why. prompt: of the sample, None where it isn't known: a row
+    that has another one is shown with a warning."""
     if row is None:
         return {}
     try:
@@ -30,7 +32,12 @@ def columns_of(run_folder: Path, row: int | None, missing: list[str]) -> dict[st
     except DataError as error:
         missing.append(f"no columns of the data's row {row}: {error}")
         return {}
-    return {key: _cut(_text(value)) for key, value in values.items() if key != prompt_key}
+    own = values.pop(prompt_key, None)
+    if prompt is not None and isinstance(own, str) and _end(own) not in _end(prompt, len(prompt)):
+        missing.append(
+            f"row {row} of the data has another prompt by now: its file was changed, or prompts are rewritten"
+        )
+    return {key: _cut(_text(value)) for key, value in values.items()}
 
 
 def _data_of(run_folder: Path) -> tuple[list[str], str]:
@@ -76,6 +83,11 @@ def _line(path: str, row: int) -> tuple[bytes | None, int]:
     except OSError as error:
         raise DataError(f"{path}: can't be read: {error.strerror}") from None
     return None, count
+
+
+def _end(prompt: str, most: int = COMPARED) -> str:
+    """What templates, cuts and tokenizers leave of a prompt: its last characters, without spaces and upper case."""
+    return "".join(prompt.casefold().split())[-most:]
 
 
 def _text(value: Json) -> str:

@@ -31,7 +31,7 @@ from areal_async.messages import (
     Version,
     group_of,
 )
-from areal_async.runfiles import read_checks
+from areal_async.runfiles import CHECKS, read_checks
 from areal_async.trace.drawing import Drawing
 from areal_async.trace.life import GroupLife, SampleLife
 from areal_async.trace.lives import Lives
@@ -50,7 +50,7 @@ class Index:
     """Of the log in `log_folder` (it may not be there yet), in a database of `tables.open_database`.
 
     decode: token ids to text; None: without texts. lives, drawing: of what was read so far, None before its beginning.
-    spans: of the timeline. `close` it at the end.
+    spans: of the timeline. checks_problem: why the run's checks can't be read, or "". `close` it at the end.
     """
 
     def __init__(self, log_folder: Path, database: sqlite3.Connection, decode: Decode | None) -> None:
@@ -73,6 +73,7 @@ class Index:
         self.samples = 0
         self._done = False
         self._checks_at = 0  # byte of checks.jsonl
+        self.checks_problem = ""
         self._answers: list[tuple[Value, ...]] = []  # rows to be inserted
         self._texts: list[tuple[int, bytes]] = []
         self._changed: dict[GroupId, GroupLife] = {}  # whose rows are to be updated
@@ -285,9 +286,11 @@ class Index:
         """Whether more of them may lie there."""
         try:
             found, at = read_checks(self._run_folder, self._checks_at)
-        except OSError:
-            return False  # what is asked of a sample says that there are none
-        rows = [(tables.key_of(c.sample), c.attempt, c.verdict, c.reward, c.why, c.extracted, c.seconds) for c in found]
+        except OSError as error:
+            self.checks_problem = f"{self._run_folder / CHECKS}: can't be read: {error.strerror}"
+            return False
+        self.checks_problem = ""
+        rows = [(c.sample, c.attempt, c.verdict, c.reward, c.why, c.extracted, c.seconds) for c in found]
         self.database.executemany("INSERT INTO checks VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         more, self._checks_at = at != self._checks_at, at
         return more

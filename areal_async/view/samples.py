@@ -13,7 +13,7 @@ from typing import Final
 
 from areal_async.errors import ConfigError, LogError
 from areal_async.messages import GroupId, SampleId
-from areal_async.runfiles import prox_of
+from areal_async.runfiles import CHECKS, prox_of
 from areal_async.trace.samples import Assembler, Decode, SampleRecord
 from areal_async.view import tables
 from areal_async.view.api import Check, SampleFull, SamplePage, SampleQuery, SampleRow
@@ -22,6 +22,7 @@ from areal_async.view.index import Index
 from areal_async.view.tables import Value
 
 MOST_ROWS: Final = 500  # of a page
+MOST_OF_A_CHARACTER: Final = 4  # tokens: its bytes in UTF-8
 COLUMNS: Final = SampleRow.__struct_fields__
 _COLUMNS: Final = ", ".join(f'samples."{name}"' for name in COLUMNS)
 _EQUAL: Final = {"step": "step", "verdict": "verdict", "outcome": "outcome", "server": "server", "group": '"group"'}
@@ -81,9 +82,9 @@ class Samples:
             prompt_tokens=prompt,
             tokens=tokens,
             prox=self._prox(record, missing),
-            checks=self._checks(name),
+            checks=self._checks(record, missing),
             members=self._members(record.group),
-            columns=columns_of(self._run_folder, record.row, missing),
+            columns=columns_of(self._run_folder, record.row, record.prompt, missing),
             missing=missing,
         )
 
@@ -106,15 +107,19 @@ class Samples:
             return None
         return [None if math.isnan(value) else value for value in found.tolist()]
 
-    def _checks(self, name: SampleId) -> list[Check]:
+    def _checks(self, record: SampleRecord, missing: list[str]) -> list[Check]:
         rows = self._index.database.execute(
-            "SELECT verdict, reward, why, extracted, seconds FROM checks WHERE key = ? ORDER BY rowid",
-            (tables.key_of(name),),
+            "SELECT verdict, reward, why, extracted, seconds FROM checks WHERE sample = ? ORDER BY rowid", (record.id,)
         )
-        return [
+        found = [
             Check(verdict=verdict, reward=reward, why=why, extracted=extracted, seconds=seconds)
             for verdict, reward, why, extracted, seconds in rows
         ]
+        if self._index.checks_problem:
+            missing.append(self._index.checks_problem)
+        elif not found and record.verdict is not None:
+            missing.append(f"what the check said isn't known: {self._run_folder / CHECKS} has no line of this sample")
+        return found
 
     def _members(self, group: GroupId) -> list[SampleRow]:
         rows = self._index.database.execute(
@@ -198,7 +203,8 @@ def pieces(decode: Callable[[list[int]], str], ids: Sequence[int], text: str) ->
     begin = read = place = 0  # decoded from `begin` on; what is before `read` has been given; how much of the text
     for number in range(1, len(ids) + 1):
         before, now = decode(list(ids[begin:read])), decode(list(ids[begin:number]))
-        if now.endswith("\N{REPLACEMENT CHARACTER}") or len(now) < len(before):
+        waits = number - read < MOST_OF_A_CHARACTER  # more than that are bytes of no character
+        if (waits and now.endswith("\N{REPLACEMENT CHARACTER}")) or len(now) < len(before):
             found.append("")
             continue
         piece = text[place : place + len(now) - len(before)]

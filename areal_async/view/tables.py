@@ -43,9 +43,9 @@ CREATE TABLE troubles (
 );
 CREATE INDEX troubles_at ON troubles (at);
 CREATE TABLE checks (
-    key INTEGER, attempt INTEGER, verdict TEXT, reward REAL, why TEXT, extracted TEXT, seconds REAL
+    sample TEXT, attempt INTEGER, verdict TEXT, reward REAL, why TEXT, extracted TEXT, seconds REAL
 );
-CREATE INDEX checks_key ON checks (key);
+CREATE INDEX checks_sample ON checks (sample);
 """
 TABLES: Final = ("samples", "texts", "lags", "troubles", "checks")
 
@@ -90,6 +90,11 @@ def folded(text: str) -> bytes:
 
 def key_of(sample: SampleId) -> int:
     return group_of(sample) * MOST_MEMBERS + int(sample.partition(".")[2])
+
+
+def _in_range(key: int) -> int:
+    """SQLite has 64 bits; nobody has a group of such a number."""
+    return key if key < 1 << 63 else -1
 
 
 def keys_of(group: GroupId) -> tuple[int, int]:
@@ -157,7 +162,7 @@ _STATES: Final[dict[Outcome, GroupState]] = {
 
 def life_of(database: sqlite3.Connection, name: SampleId) -> tuple[GroupLife, SampleLife] | None:
     """A sample as `trace.samples.Assembler` wants it, of its row alone; None: there is none."""
-    cursor = database.execute("SELECT * FROM samples WHERE key = ?", (key_of(name),))
+    cursor = database.execute("SELECT * FROM samples WHERE id = ? AND key = ?", (name, _in_range(key_of(name))))
     found = cursor.fetchone()
     if found is None:
         return None

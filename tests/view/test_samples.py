@@ -21,7 +21,7 @@ from areal_async.trace.samples import Decode
 from areal_async.view import tables
 from areal_async.view.api import SampleQuery, SampleRow
 from areal_async.view.data_row import MOST_CHARACTERS, columns_of
-from areal_async.view.samples import MOST_ROWS, pieces, search
+from areal_async.view.samples import MOST_OF_A_CHARACTER, MOST_ROWS, pieces, search
 
 from ..audit_lies import true_log
 from ..trace.written import write
@@ -223,6 +223,18 @@ def test_pieces_of_a_tokenizer_that_strips(ids: list[int]) -> None:
     assert len(found) == len(ids)
 
 
+def test_bytes_that_are_no_character_take_no_more_time_than_others() -> None:
+    asked: list[int] = []
+
+    def decode(ids: list[int]) -> str:
+        asked.append(len(ids))
+        return "\N{REPLACEMENT CHARACTER}" * len(ids)
+
+    ids = list(range(200))
+    assert "".join(pieces(decode, ids, decode(ids))) == "\N{REPLACEMENT CHARACTER}" * 200
+    assert max(asked[1:]) <= 2 * MOST_OF_A_CHARACTER
+
+
 def test_each_token_has_its_own_text() -> None:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     encoded = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str("a€ü b")[0][0]
@@ -259,8 +271,12 @@ def test_a_sample_in_full(tmp_path: Path) -> None:
         assert [row.id for row in full.members] == ["0.0", "0.1"]
         assert [(check.verdict, check.why, check.extracted) for check in full.checks] == [("right", "so", "2")]
         assert full.columns == {"answer": "2", "tests": '["f(1)"]'}
-        assert full.missing == ["log π_prox of step 1 wasn't kept, or was removed with the step's arrays"]
-        assert samples.full("99.0") is None
+        assert full.missing == [
+            "log π_prox of step 1 wasn't kept, or was removed with the step's arrays",
+            "row 0 of the data has another prompt by now: its file was changed, or prompts are rewritten",
+        ]
+        for name in ("99.0", "0.1048577", f"{1 << 70}.0"):
+            assert samples.full(name) is None
         found = samples.page(SampleQuery(text=(full.record.response or "")[:4].lower()))
         assert "0.0" in [row.id for row in found.rows]
         assert found.missing == ""
@@ -303,6 +319,7 @@ def test_arrays_that_have_left_the_disk(tmp_path: Path) -> None:
         assert full.missing == [
             "released: payload-000001.seg was deleted when nobody could ask for its samples again",
             "no texts, tokens only: no model.path",
+            f"what the check said isn't known: {run / 'checks.jsonl'} has no line of this sample",
             f"no columns of the data's row {full.record.row}: {run / 'config.yaml'} names no data.train",
         ]
         page = samples.page(SampleQuery())
@@ -329,10 +346,10 @@ def test_rows_are_numbered_through_the_files(tmp_path: Path) -> None:
     second.write_text('{"prompt": "p2", "n": [2], "text": "x"}')
     config_of(tmp_path, first, second)
     missing: list[str] = []
-    found = [columns_of(tmp_path, row, missing) for row in range(3)]
+    found = [columns_of(tmp_path, row, None, missing) for row in range(3)]
     assert found == [{"n": "0"}, {"n": "1.5"}, {"n": "[2]", "text": "x"}]
-    assert (columns_of(tmp_path, None, missing), missing) == ({}, [])
-    assert columns_of(tmp_path, 3, missing) == {}
+    assert (columns_of(tmp_path, None, None, missing), missing) == ({}, [])
+    assert columns_of(tmp_path, 3, None, missing) == {}
     assert missing == [f"no columns of the data's row 3: {first}, {second}: 3 rows are there; the files have changed"]
 
 
@@ -346,7 +363,7 @@ def test_rows_of_a_parquet_file(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"prompt": "q", "n": "after"}\n')
     config_of(tmp_path, tmp_path / "a.parquet", tmp_path / "b.jsonl")
     missing: list[str] = []
-    assert [columns_of(tmp_path, row, missing) for row in (0, 2, 3, 9, 10)] == [
+    assert [columns_of(tmp_path, row, None, missing) for row in (0, 2, 3, 9, 10)] == [
         {}, {"n": "2"}, {"n": "3"}, {"n": "9"}, {"n": "after"},
     ]  # fmt: skip
     assert missing == []
@@ -368,14 +385,30 @@ def test_data_that_can_not_be_read_is_a_line(tmp_path: Path, content: bytes | No
         path.write_bytes(content)
     config_of(tmp_path, path)
     missing: list[str] = []
-    assert columns_of(tmp_path, 0, missing) == {}
+    assert columns_of(tmp_path, 0, None, missing) == {}
     assert why in missing[0]
     (tmp_path / "config.yaml").write_text("data: {train: ['reasoning_gym:chain_sum?size=5']}")
-    columns_of(tmp_path, 0, missing)
+    columns_of(tmp_path, 0, None, missing)
     assert "is made anew for each run" in missing[1]
+
+
+def test_a_row_that_is_another_by_now_has_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": f"{'long ' * 20} What is\n2 + 3?", "answer": "5"}) + "\n")
+    config_of(tmp_path, tmp_path / "a.jsonl")
+    missing: list[str] = []
+    for prompt in (
+        "<|user|>long long What is 2 + 3?<|assistant|>" + "long" * 20,
+        f"{'long' * 20}What is\n2 + 3?",
+        None,
+    ):
+        assert columns_of(tmp_path, 0, prompt, missing) == {"answer": "5"}
+    assert len(missing) == 1  # the first is cut where there are 30 characters to compare
+    missing.clear()
+    assert columns_of(tmp_path, 0, "<|user|>What is 2 + 4?", missing) == {"answer": "5"}
+    assert missing == ["row 0 of the data has another prompt by now: its file was changed, or prompts are rewritten"]
 
 
 def test_a_long_column_is_cut(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "p", "tests": "x" * (MOST_CHARACTERS + 5)}) + "\n")
     config_of(tmp_path, tmp_path / "a.jsonl")
-    assert columns_of(tmp_path, 0, [])["tests"].endswith("x… (5 more characters)")
+    assert columns_of(tmp_path, 0, None, [])["tests"].endswith("x… (5 more characters)")
