@@ -136,10 +136,18 @@ export function showError(message) {
 
 // --------------------------------------------------------------------------------------------------- addresses
 
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part; // a "%" that somebody typed
+  }
+}
+
 /** {run, page, params} of "#/RUN/page?a=b". */
 export function place(hash = location.hash) {
   const [path, search = ""] = hash.replace(/^#\/?/, "").split("?", 2);
-  const [run = "", page = ""] = path.split("/").map(decodeURIComponent);
+  const [run = "", page = ""] = path.split("/").map(decoded);
   return { run: run || null, page: page || (run ? "overview" : "runs"), params: Object.fromEntries(new URLSearchParams(search)) };
 }
 

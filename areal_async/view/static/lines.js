@@ -29,9 +29,15 @@ const ONLY_WHERE = { mismatch_max: "mismatch_tokens", reward_mean: "samples" };
 // Fields whose entries are counts: one that is missing in a row is 0 there.
 const COUNTED = new Set(["verdicts", "ledger"]);
 
+/** [name, entry]: "verdicts/right"; an entry may have a "/" of its own. */
+function parted(field) {
+  const at = field.indexOf("/");
+  return at < 0 ? [field, undefined] : [field.slice(0, at), field.slice(at + 1)];
+}
+
 /** A function from row to value, or null. series: as in api.Series, without "*". */
 export function reader({ field, per }) {
-  const [name, entry] = field.split("/");
+  const [name, entry] = parted(field);
   return (row) => {
     if (name in ONLY_WHERE && row[ONLY_WHERE[name]] === 0) return null;
     let value = row[name];
@@ -102,7 +108,7 @@ export function timeUnit(seconds) {
 
 /** Values of an evaluation's series: [{step, time_s, value}]. */
 export function evaluated(field, evaluations) {
-  const [, k] = field.split("/");
+  const [, k] = parted(field);
   return evaluations.map((one) => ({
     step: one.version,
     time_s: one.time_s,

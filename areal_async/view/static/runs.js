@@ -30,8 +30,10 @@ function draw() {
     const [x, y] = [value(a), value(b)];
     return (typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : x - y) * (sort.down ? -1 : 1);
   });
-  found.textContent = wanted ? `${left.length} of ${runs.length} runs` : `${count(runs.length)} runs`;
+  found.textContent = wanted ? `${left.length} of ${runs.length}` : runs.length === 1 ? "1 run" : `${count(runs.length)} runs`;
+  const focused = body.contains(document.activeElement) ? document.activeElement : null;
   body.replaceChildren(...left.map((run) => line(run, chosen)));
+  if (focused) [...body.querySelectorAll(focused.localName)].find(({ dataset }) => dataset.run === focused.dataset.run)?.focus();
   for (const head of page.heads) head.setAttribute("aria-sort", head.dataset.key === sort.key ? (sort.down ? "descending" : "ascending") : "none");
   setParams({ ...place().params, ...params, q: search.value, chosen: [...chosen].join(","), sort: sort.key === "began" && sort.down ? null : `${sort.down ? "-" : ""}${sort.key}` });
 }
@@ -41,7 +43,7 @@ function line(run, chosen) {
   const at = [...chosen].indexOf(run.key);
   const full = at < 0 && chosen.size >= SEVERAL;
   const pick = el("input", {
-    type: "checkbox", checked: at >= 0, disabled: !readable || full, "aria-label": `compare ${run.name}`,
+    type: "checkbox", dataset: { run: run.key }, checked: at >= 0, disabled: !readable || full, "aria-label": `compare ${run.name}`,
     title: full ? `${SEVERAL} at a time can be told apart` : "compare",
     onchange: (event) => {
       if (event.target.checked) chosen.add(run.key);
@@ -53,7 +55,7 @@ function line(run, chosen) {
   const other = run.name === run.key || run.key.startsWith(`${run.name}-`) ? null : el("small", { class: "dim" }, ` ${run.name}`);
   return el("tr", {},
     el("td", { class: "pick" }, el("label", {}, pick, at >= 0 ? swatch(`--series-${(at % 7) + 1}`, DASHES[at % DASHES.length]) : null)),
-    el("td", {}, readable ? el("a", { href: address(run.key, "overview"), title: run.folder }, run.key) : run.key, other, run.problem ? el("div", { class: "problem note" }, visible(run.problem)) : null),
+    el("td", {}, readable ? el("a", { href: address(run.key, "overview"), title: run.folder, dataset: { run: run.key } }, run.key) : run.key, other, run.problem ? el("div", { class: "problem note" }, visible(run.problem)) : null),
     el("td", {}, badge(run.state), run.end ? el("small", { class: "dim" }, " ", run.end.replaceAll("_", " ")) : null),
     el("td", { class: "number" }, run.steps ? `${run.version} of ${run.steps}` : number(run.version)),
     el("td", { class: "number" }, number(run.reward, 3)),
@@ -115,9 +117,8 @@ register("runs", "All runs", {
     if (page !== mine || !mine) return;
     showError("");
     if (JSON.stringify(runs) !== JSON.stringify(mine.runs)) {
-      const focused = document.activeElement?.closest?.(".runs tbody") ? document.activeElement : null;
       mine.runs = runs;
-      if (!focused) draw();
+      draw();
     }
     if (!mine.board) return;
     const told = () => mine.board.runs.map((run) => `${run.next} ${run.latest.evaluations.length} ${run.latest.reading.events}`).join();

@@ -15,6 +15,8 @@ export const BUSY = [
   { label: "nobody", colour: "--busy-nobody" },
 ];
 
+/** A name in a figure: Plotly takes tags for markup. */
+const plain = (name) => name.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 const tone = (at) => `--series-${(at % 7) + 1}`;
 /** Values of x for rows, and what stands at the axis. */
 function axisOf(board) {
@@ -60,7 +62,7 @@ function curve(board, figure, { kept, abandoned }, wanted, { colour, dash, width
   const raw = rows.map(valueOf);
   if (raw.every((value) => value === null)) return undefined;
   const x = rows.map((row, at) => (row === null ? xOf(rows[at - 1]) : xOf(row)));
-  const base = { type: "scatter", x, connectgaps: false, name };
+  const base = { type: "scatter", x, connectgaps: false, name: plain(name) };
   const shape = board.byTime && (wanted.stacked || wanted.per || figure.unit === "s") ? SINCE : "linear";
   const marked = (raw.length <= FEW && !board.overlay) || raw.length === 1 || raw.includes(null) ? "lines+markers" : "lines";
   if (wanted.stacked) {
@@ -68,7 +70,7 @@ function curve(board, figure, { kept, abandoned }, wanted, { colour, dash, width
     return raw.at(-1);
   }
   for (const part of abandoned) {
-    traces.push({ ...base, x: part.map(xOf), y: part.map(valueOf), mode: "lines", name: `${name}, abandoned`, opacity: 0.5, line: { color: colour, width: 1.5, dash: "dot" } });
+    traces.push({ ...base, x: part.map(xOf), y: part.map(valueOf), mode: "lines", name: `${plain(name)}, abandoned`, opacity: 0.5, line: { color: colour, width: 1.5, dash: "dot" } });
   }
   const soft = board.smoothing > 0;
   const even = figure.log ? inLog(raw, board.smoothing) : smoothed(raw, board.smoothing);
@@ -87,7 +89,7 @@ function points(board, { evaluations }, wanted, { colour, width, name, xOf }, tr
   const known = evaluated(wanted.field, evaluations).filter(({ value }) => value !== null);
   if (!known.length) return undefined;
   traces.push({
-    type: "scatter", mode: "lines+markers", name, x: known.map(xOf), y: known.map(({ value }) => value),
+    type: "scatter", mode: "lines+markers", name: plain(name), x: known.map(xOf), y: known.map(({ value }) => value),
     marker: { size: 7, symbol: "diamond", color: colour }, line: { color: colour, width: Math.min(width, 1), dash: "dot" },
   });
   return known.at(-1).value;
@@ -124,12 +126,15 @@ export async function lags(board) {
     const answer = answers[index];
     const tokens = Object.entries(answer?.tokens ?? {}).map(([lag, many]) => [Number(lag), many]).sort(([a], [b]) => a - b);
     const all = tokens.reduce((sum, [, many]) => sum + many, 0);
-    if (!all) return;
+    if (!all) {
+      if (answer?.unknown) keys.push({ label: `of ${count(answer.unknown)} tokens it isn't known`, colour: "--dim", block: true });
+      return;
+    }
     eta = answer.eta;
     most = Math.max(most, tokens.at(-1)[0]);
     const colours = tokens.map(([lag]) => (board.overlay ? tone(at) : lag > answer.eta ? "--series-2" : "--series-1"));
     traces.push({
-      type: "bar", name: run.key, x: tokens.map(([lag]) => lag), y: tokens.map(([, many]) => many / all),
+      type: "bar", name: plain(run.key), x: tokens.map(([lag]) => lag), y: tokens.map(([, many]) => many / all),
       marker: { color: colours }, customdata: tokens.map(([, many]) => count(many)),
       hovertemplate: "lag %{x}: %{y:.2%}, %{customdata} tokens<extra></extra>",
     });
