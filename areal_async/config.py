@@ -429,8 +429,8 @@ class MetricsConfig(Section, frozen=True, kw_only=True):
     wandb: Annotated[
         Literal["off", "offline", "online"],
         Meta(
-            description="Hand the numbers of `metrics.jsonl` to Weights & Biases (extra `wandb`). offline: into `wandb/` "
-            "of the run folder, for `wandb sync`."
+            description="Hand the numbers of `metrics.jsonl` to Weights & Biases (extra `wandb`). offline: into "
+            "`wandb/` of the run folder, for `wandb sync`."
         ),
     ] = "off"
     wandb_project: Annotated[str, Meta(min_length=1, description="Project of the run at Weights & Biases.")] = (
