@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from .viewing import Viewer, ended
-from .watching import Tabs, chromium
+from .watching import Tabs, chromium, watched
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,10 +23,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def tabs(browser: Browser) -> Iterator[Tabs]:
-    opened = Tabs(browser)
-    yield opened
-    opened.close()
-    assert opened.troubles() == []
+    with watched(browser) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="package")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from .looks import markup, points, until
 from .recording import IMAGE, STEPS
@@ -179,3 +179,19 @@ def test_dark_or_light_is_chosen_and_stays(page: Page) -> None:
     assert ground() == dark
     page.keyboard.press("d")
     assert ground() == light
+
+
+def test_how_far_the_log_was_read_is_told_until_it_is_read(viewer: Viewer, tabs: Tabs) -> None:
+    """A small log is read at once, so what the server says of it is changed on its way, the first time."""
+    page = tabs.open("about:blank")
+
+    def partly(route: Route) -> None:
+        answer = route.fetch()
+        told = answer.json()
+        told["reading"] |= {"nbytes": 1_000, "of": 4_000, "done": False}
+        route.fulfill(response=answer, json=told)
+
+    page.route("**/overview?*", partly, times=1)
+    page.goto(viewer.at("odd/overview"))
+    expect(page.get_by_text("reading the log: 25 %")).to_be_visible()
+    expect(page.get_by_text("reading the log")).to_have_count(0)

@@ -43,6 +43,15 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
+@contextlib.contextmanager
+def watched(browser: Browser) -> Iterator["Tabs"]:
+    """Tabs of one test, which fails where something went wrong in them."""
+    tabs = Tabs(browser)
+    yield tabs
+    tabs.close()
+    assert tabs.troubles() == []
+
+
 class Tabs:
     """Opens pages, each in a profile of its own, and remembers what went wrong in them."""
 
