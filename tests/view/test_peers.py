@@ -109,7 +109,7 @@ def test_an_engines_figures() -> None:
 
 def test_the_ranks_of_an_engine_are_added_up() -> None:
     other = EXPOSITION.replace(b'engine="0"', b'engine="1"').replace(b" 64.0", b" 2.0").replace(b"0.83", b"0.17")
-    assert figures_in(EXPOSITION + other) == Figures(66, 64, pytest.approx(0.5))
+    assert figures_in(EXPOSITION + other) == (66, 64, pytest.approx(0.5))
 
 
 @pytest.mark.parametrize("name", [b"vllm:num_requests_running{", b"vllm:num_requests_waiting{", b"vllm:kv_cache"])
@@ -129,7 +129,7 @@ def test_any_figures_come_back_and_any_bytes_are_no_error(ranks: list[tuple[int,
         for name, value in zip(names, values, strict=True)
     ]
     running, waiting, caches = zip(*ranks, strict=True)
-    expected = Figures(sum(running), sum(waiting), pytest.approx(sum(caches) / len(caches)))
+    expected = (sum(running), sum(waiting), pytest.approx(sum(caches) / len(caches)))
     assert figures_in("\n".join(lines).encode()) == expected
     figures_in(noise)
     figures_in(EXPOSITION.replace(b"64.0", noise))
@@ -170,8 +170,9 @@ async def test_nobody_is_asked_for_a_run_that_does_not_go_on_here(run: Path) -> 
             tell(run, addresses={"0": address}, **changes)
             assert of((await PeersWatch(run).look({})).peers, "server 0").running is None
         with held(run):
-            for changes in ({"ended": "steps_done"}, {"host": "node7"}, {"pid": 1}):
-                tell(run, addresses={"0": address}, **changes)
+            others: list[dict[str, object]] = [{"ended": "steps_done"}, {"host": "node7"}, {"pid": 1}]
+            for other in others:
+                tell(run, addresses={"0": address}, **other)
                 await PeersWatch(run).look({})
     assert engine.asked == 0
 
