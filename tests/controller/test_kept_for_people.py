@@ -47,12 +47,12 @@ RIGHT = Check(sample="1.0", attempt=0, at=1.0, verdict="right", reward=1.0)
 
 
 async def test_lines_of_checks_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_file, "WRITE_S", 0.02)
+    monkeypatch.setattr(check_file, "WRITE_S", 0.005)
     file = CheckFile(tmp_path)
     for _ in range(3):
         file.add(RIGHT)
     assert read_checks(tmp_path) == ([], 0)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.02)
     assert read_checks(tmp_path)[0] == [RIGHT] * 3
     file.add(RIGHT)
     file.close()  # what waits is written at the end
@@ -85,16 +85,16 @@ async def test_checks_wait_for_room_and_another_error_is_told_once(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", write)
         file.add(RIGHT)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.005)
         assert (tmp_path / CHECKS).read_bytes() == b""
         wrong.clear()
         file.add(RIGHT)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.005)
         assert read_checks(tmp_path)[0] == [RIGHT] * 2
         wrong.append(errno.EIO)
         for _ in range(3):
             file.add(RIGHT)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.005)
         wrong.clear()
         file.close()
     assert len([message for message in caplog.messages if "what checks say isn't kept any more" in message]) == 1
