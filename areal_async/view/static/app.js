@@ -21,7 +21,7 @@ const NAVIGATION = [
 ].filter(([page]) => (REPORT ? REPORT.pages.includes(page) : page !== "report"));
 const KEYS = [
   ...NAVIGATION.map(([, title, letter]) => [`g ${letter}`, title.toLowerCase()]),
-  ...(REPORT ? [] : [["g r", "all runs"]]), ["/", "search"], ["d", "dark or light"], ["?", "these keys"], ["Esc", "close"],
+  ...(REPORT ? [] : [["g r", "all runs"]]), ["/", "search"], ["↑ ↓", "rows of the table of samples"], ["← →", "tokens of an answer; with shift versions"], ["d", "dark or light"], ["?", "these keys"], ["Esc", "close"],
 ];
 
 const byId = (id) => document.getElementById(id);

@@ -103,7 +103,7 @@ function counts(verdicts) {
   const all = entries.reduce((sum, [, each]) => sum + each, 0);
   if (!all) return [el("span", { class: "dim" }, "No check has ended yet.")];
   const words = entries.map(([word, each]) => el("a", { href: address(shown.run, "samples", { verdict: word }), title: "its samples" }, verdict(word), ` ${number(each, 9)} `, el("span", { class: "dim" }, percent(each / all))));
-  return [el("span", { class: "dim" }, `${number(all, 9)} checks:`), ...words];
+  return [el("span", { class: "dim", title: "up to the last step" }, `${number(all, 9)} checks:`), ...words];
 }
 
 function draw({ run, parts, cards }, peers) {
