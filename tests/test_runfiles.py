@@ -33,7 +33,7 @@ def line(check: Check) -> bytes:
 
 def test_checks_of_a_file_cut_at_any_byte_come_once_and_in_order(tmp_path: Path) -> None:
     whole = line(CHECK) + line(OTHER) + line(CHECK)
-    for cut in range(0, len(whole) + 1, 5):
+    for cut in range(0, len(whole) + 1, 13):
         (tmp_path / CHECKS).write_bytes(whole[:cut])
         first, since = read_checks(tmp_path)
         assert read_checks(tmp_path, since) == ([], since)
@@ -91,7 +91,7 @@ def test_any_damage_is_told_and_never_taken_for_numbers(tmp_path: Path) -> None:
     path, values = prox_path(tmp_path, 3), np.arange(4, dtype=np.float32)
     write(path, **{"1_0_npy": npy(values), ABOUT: msgspec.json.encode(About(step=3, branch=0, attempts={"1.0": 0}))})
     whole = path.read_bytes()
-    for place in range(0, len(whole), 5):
+    for place in range(0, len(whole), 11):
         for damaged in (whole[:place], whole[:place] + bytes([whole[place] ^ 0x5A]) + whole[place + 1 :]):
             path.write_bytes(damaged)
             try:
