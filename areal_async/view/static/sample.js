@@ -3,7 +3,7 @@
 What always holds: what is shown of a sample that is still on its way follows the run, and the reader's place in the
 answer stays. */
 
-import { address, clock, duration, el, get, number, of, openStory, register, setParams, visible } from "./common.js";
+import { address, clock, duration, el, get, has, number, of, openStory, register, setParams, visible } from "./common.js";
 import { long, signed, verdict } from "./text.js";
 import { SHADES, tokenView } from "./tokens.js";
 
@@ -19,6 +19,9 @@ const TIMES = [
 const OPEN = ["outstanding", "training"]; // outcomes that aren't the last
 
 let shown = null; // {run, id, params, full, parts}
+
+/** Whether it can be shown: an exported file has only some. */
+const there = (run, id) => has(of(run, "samples", id));
 
 // ------------------------------------------------------------------------------------------------------- facts
 
@@ -65,7 +68,7 @@ function times({ record }) {
 
 function members({ members: all, record }, run) {
   const rows = all.map((row) => {
-    const name = row.id === record.id ? el("strong", { "aria-current": "true" }, row.id) : el("a", { href: address(run, "sample", { id: row.id }) }, row.id);
+    const name = row.id === record.id ? el("strong", { "aria-current": "true" }, row.id) : there(run, row.id) ? el("a", { href: address(run, "sample", { id: row.id }) }, row.id) : row.id;
     const cut = row.truncated ? el("span", { class: "dim", title: "cut at the token limit" }, " cut") : "";
     const versions = row.oldest === row.newest ? `v${row.oldest}` : `v${row.oldest}–${row.newest}`;
     return el("tr", { class: row.id === record.id ? "here" : null },
@@ -137,7 +140,7 @@ function answer({ record, tokens, prox }, params) {
 
 function head({ record, members: all }, run) {
   const at = all.findIndex((row) => row.id === record.id);
-  const link = (row, sign, word) => (row ? el("a", { class: "button", href: address(run, "sample", { id: row.id }), title: `${word} of the group` }, sign, el("span", {}, ` ${row.id}`)) : "");
+  const link = (row, sign, word) => (row && there(run, row.id) ? el("a", { class: "button", href: address(run, "sample", { id: row.id }), title: `${word} of the group` }, sign, el("span", {}, ` ${row.id}`)) : "");
   return [
     el("h2", {}, `Sample ${record.id}`),
     el("button", { type: "button", onclick: () => openStory(run, `sample ${record.id}`) }, "its story"),

@@ -209,8 +209,8 @@ class TokenView {
       ["text", el("code", {}, quoted(texts[at]))],
       ["version", written ? `v${versions[at]}` : "not the model's"],
       ["lag", written && step !== null ? String(step - versions[at]) : "–"],
-      ["log π_behav", written ? `${logarithm(logprobs[at])} (${percent(Math.exp(logprobs[at]))})` : "–"],
-      ["log π_prox", ratio === null ? missing : `${logarithm(prox[at])} (${percent(Math.exp(prox[at]))})`],
+      ["log π_behav", written ? told(logprobs[at]) : "–"],
+      ["log π_prox", ratio === null ? missing : told(prox[at])],
       ["π_prox / π_behav", ratio === null ? missing.cloneNode(true) : number(ratio, 4)],
       ["advantage", mask[at] === 0 ? "–" : signed(advantage)],
       ["loss mask", mask[at] === 0 ? "0, no training data" : "1"],
@@ -218,8 +218,16 @@ class TokenView {
   }
 }
 
+/** A log-probability, and the probability. */
+function told(value) {
+  const probability = Math.exp(value);
+  return `${logarithm(value)} (${percent(probability, probability >= 0.9995 ? 0 : 1)})`;
+}
+
 function logarithm(value) {
-  return typeof value === "number" ? value.toFixed(4).replace("-", "−") : "–";
+  if (typeof value !== "number") return "–";
+  const digits = value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(1) : value.toFixed(4);
+  return digits.replaceAll("-", "−");
 }
 
 function fill(span, text, shown) {
