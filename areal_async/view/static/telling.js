@@ -12,7 +12,7 @@ export function about({ row, span, load, at }, kinds) {
   const [, begin, end, kind, name, , count] = span;
   const when = `${clock(begin, 3)} to ${clock(end, 3)}`;
   if (count > 1) return `${number(count)} spans, mostly ${kinds[kind]}, each shorter than a pixel; ${when}; a click comes nearer`;
-  return `${kinds[kind]}: ${name}, ${duration(end - begin)}; ${when}`;
+  return `${name.startsWith(kinds[kind]) ? name : `${kinds[kind]}: ${name}`}, ${duration(end - begin)}; ${when}`;
 }
 
 export function links(run, thing) {

@@ -4,7 +4,7 @@ What always holds: three screens are drawn, and only moved while a gesture lasts
 shown is asked of the server at the resolution of the screen, the newest question counts, older answers are dropped. Who
 stands at the right edge of a live run stays there. */
 
-import { clock, duration, el, get, number, of, openStory, place as placeOf, plot, register, setParams, showError, unplot, visible } from "./common.js";
+import { clock, colour, duration, el, get, number, of, openStory, place as placeOf, plot, register, setParams, showError, unplot, visible } from "./common.js";
 import { listen } from "./gestures.js";
 import { runData } from "./store.js";
 import { about, links, plain } from "./telling.js";
@@ -14,7 +14,7 @@ const AXIS_PX = 28; // height of the time axis above the rows
 const SCREENS = 3; // that are drawn: the one that is seen, and one at each side
 const EDGE = 0.75; // of a screen moved: it is drawn anew
 const ASK_MS = 150; // after the last move
-const DRAW_MS = 90; // between drawings while a zoom lasts
+const STRETCHED = 1.5; // as much as a zoom may distort what is drawn, while it lasts
 const LEAST_S = 2e-5; // that a screen shows
 const TICK_PX = 110;
 const MOST_LABELS = 150; // names inside of spans
@@ -22,7 +22,7 @@ const PAN = 0.2; // of a screen, by a key
 const ZOOM = 1.6; // by a key
 const COME_NEAR = 10; // by a click on spans that are drawn as one
 
-const KEYS = "+ − zoom, ← → move, 0 all, ↑ ↓ lane, , . span, Enter its story";
+const KEYS = "+ − zoom · ← → move · 0 whole run · ↑ ↓ lane · , and . span · Enter its story";
 const cssOf = (kind) => `--tl-${kind.replaceAll(" ", "-")}`;
 
 class Timeline {
@@ -34,7 +34,6 @@ class Timeline {
     this.data = this.drawn = this.chosen = this.asking = null;
     this.rows = [];
     this.isMoved = false;
-    this.drawnAt = 0;
     this.timer = this.frame = 0;
     this.#build(container);
     this.end = [listen(this.chart, this)];
@@ -59,7 +58,7 @@ class Timeline {
       el("div", { class: "tl-tools" },
         el("span", { class: "choice" }, button("−", "zoom out (−)", () => this.#zoomed(1 / ZOOM)), button("+", "zoom in (+)", () => this.#zoomed(ZOOM))),
         el("span", { class: "choice" }, button("←", "earlier (←)", () => this.#panned(-PAN)), button("→", "later (→)", () => this.#panned(PAN))),
-        button("whole run", "the whole run (0)", () => this.whole()), this.range, el("span", { class: "space" }), el("span", { class: "dim" }, KEYS)),
+        button("whole run", "the whole run (0)", () => this.whole()), this.range, el("span", { class: "space" }), el("span", { class: "dim tl-keys" }, KEYS)),
       this.legend, el("div", { class: "tl-frame" }, this.names, this.chart), this.said, this.tip);
   }
 
@@ -121,7 +120,7 @@ class Timeline {
       this.view = { begin: Math.max(0, data.seconds - span), end: data.seconds };
     }
     const shown = new Set(data.lanes.filter((lane) => lane.kind === "slot").map((lane) => lane.group));
-    this.rows = rowsOf(data.lanes, this.opened ?? shown);
+    this.rows = rowsOf(data.lanes, this.opened ?? shown, this.index);
     this.#list();
     this.#explain();
     if (this.wanted) this.#goTo(this.wanted);
@@ -141,12 +140,11 @@ class Timeline {
     const width = this.width;
     const window = { begin: begin - span, end: end + span, pixel: span / width };
     const height = AXIS_PX + heightOf(this.rows) + 6;
-    const box = (path, fillcolor) => ({ type: "path", path, fillcolor, line: { width: 0 }, layer: "above" });
-    const most = Math.max(1, ...this.data.lanes.map((lane) => lane.slots));
-    const load = loadPath(this.rows, this.index, this.data, most);
+    const box = (path, fillcolor) => ({ type: "path", path, fillcolor, line: { width: 0 }, layer: "between" });
+    const load = loadPath(this.rows, this.index, this.data);
     const shapes = load ? [box(load, "--tl-load")] : [];
     for (const [kind, path] of spanPaths(this.rows, this.index, window)) shapes.push(box(path, cssOf(this.data.kinds[kind])));
-    for (const [at] of this.data.marks) if (at > window.begin && at < window.end) shapes.push({ type: "line", x0: at, x1: at, y0: 0, y1: 1, yref: "paper", line: { color: "--bad", width: 1, dash: "dot" } });
+    for (const [at] of this.data.marks) if (at > window.begin && at < window.end) shapes.push({ type: "line", x0: at, x1: at, y0: 0, y1: 1, yref: "paper", line: { color: "--bad", width: 1, dash: "dot" }, layer: "above" });
     const names = labels(this.rows, this.index, window, MOST_LABELS);
     const marks = ticks(window.begin, window.end, (SCREENS * width) / TICK_PX);
     const trace = { type: "scatter", mode: "text", x: names.map((name) => name.at), y: names.map((name) => name.y), text: names.map((name) => plain(name.text)), textposition: "middle right", textfont: { size: 10, color: "--tl-label" }, hoverinfo: "skip" };
@@ -156,7 +154,6 @@ class Timeline {
       yaxis: { range: [height - AXIS_PX, 0], visible: false, automargin: false, fixedrange: true },
     };
     this.drawn = window;
-    this.drawnAt = performance.now();
     this.chart.style.height = this.names.style.height = `${height}px`;
     await plot(this.plot, [trace], layout, { staticPlot: true, responsive: false });
     this.#place();
@@ -188,10 +185,10 @@ class Timeline {
     this.frame = 0;
     const { begin, end } = this.seen;
     const span = end - begin;
-    const isZoomed = Math.abs(span / ((this.drawn.end - this.drawn.begin) / SCREENS) - 1) > 1e-6;
-    const away = Math.abs(begin - (this.drawn.begin + span)) / span;
-    const isDue = isZoomed ? performance.now() - this.drawnAt > DRAW_MS : away > EDGE;
-    if (isDue) this.draw();
+    const drawn = (this.drawn.end - this.drawn.begin) / SCREENS;
+    const stretched = Math.max(span / drawn, drawn / span);
+    const away = Math.abs((begin + end) / 2 - (this.drawn.begin + this.drawn.end) / 2) / drawn;
+    if (stretched > STRETCHED || away > EDGE) this.draw();
     else this.#place();
     this.#tellRange();
   }
@@ -334,7 +331,7 @@ class Timeline {
       const fold = row.opens && el("button", { type: "button", "aria-expanded": String(row.isOpen), "aria-label": `each of the ${row.slots} places for ${row.what} of ${row.group}`, onclick: () => this.#fold(row) }, row.isOpen ? "▾" : "▸");
       const most = row.load !== null && el("small", { title: `at most ${row.slots} ${row.what} at a time` }, `≤ ${number(row.slots)}`);
       const style = { top: `${AXIS_PX + row.top}px`, height: `${row.height}px` };
-      return el("div", { class: row.slot ? "tl-name slot" : "tl-name", style, dataset: { key: row.key } }, row.slot ? "" : fold || el("span", { class: "indent" }), el("span", { title: row.label }, visible(row.label)), most || "");
+      return el("div", { class: row.slot ? "tl-name slot" : "tl-name", style, dataset: { key: row.key } }, row.slot ? "" : [fold || el("span", { class: "indent" }), el("span", { title: row.label }, visible(row.label)), most || ""]);
     }));
   }
 
@@ -355,9 +352,11 @@ class Timeline {
 
   #explain() {
     const there = new Set(this.data.spans.map((span) => span[3]));
-    const items = this.data.kinds.map((kind, at) => [kind, cssOf(kind), there.has(at)]).filter(([, , is]) => is);
-    if (this.data.loads.length) items.push(["how many at a time", "--tl-load"]);
-    this.legend.replaceChildren(...items.map(([text, colour]) => el("li", {}, el("i", { style: { background: `var(${colour})` } }), text)));
+    const items = new Map(); // by colour: some kinds never stand in one lane, and share theirs
+    const add = (text, name) => items.set(colour(name), { name, texts: [...(items.get(colour(name))?.texts ?? []), text] });
+    this.data.kinds.forEach((kind, at) => there.has(at) && add(kind, cssOf(kind).slice(2)));
+    if (this.data.loads.length) add("how many at a time", "tl-load");
+    this.legend.replaceChildren(...[...items.values()].map(({ name, texts }) => el("li", {}, el("i", { style: { background: `var(--${name})` } }), texts.join(", "))));
     const { reading } = this.data;
     const part = reading.done ? "" : `; the log is read up to ${duration(this.seconds)}`;
     this.said.replaceChildren(visible(this.seconds ? `${this.data.total.toLocaleString("en")} spans in ${duration(this.seconds)}${part}${reading.problem ? `; ${reading.problem}` : ""}` : `nothing is recorded yet${reading.problem ? `: ${reading.problem}` : ""}`));

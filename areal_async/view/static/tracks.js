@@ -15,8 +15,9 @@ const NEAR_PX = 3; // as near as that a pointer need come
 const LEAST_PX = 1; // as wide as that everything is drawn
 
 /** Rows from top to bottom: {key, group, label, slot, state, load, slots, top, height, opens}. state, load: lane numbers
- * or null. opens: it has a button that shows the places of its group. opened: groups whose places are shown. */
-export function rowsOf(lanes, opened) {
+ * or null. opens: it has a button that shows the places of its group. opened: groups whose places are shown; those
+ * behind the last in which there is something are left out. */
+export function rowsOf(lanes, opened, index) {
   const groups = new Map();
   for (const lane of lanes) {
     if (!groups.has(lane.group)) groups.set(lane.group, []);
@@ -24,7 +25,7 @@ export function rowsOf(lanes, opened) {
   }
   const servers = [...groups.keys()].filter((group) => group.startsWith("server ")).length;
   const rows = [];
-  for (const [group, members] of groups) rows.push(...groupRows(group, members, opened.has(group), servers > MANY_SERVERS));
+  for (const [group, members] of groups) rows.push(...groupRows(group, members, opened.has(group), servers > MANY_SERVERS, index));
   let top = 0;
   for (const row of rows) {
     row.top = top;
@@ -33,9 +34,10 @@ export function rowsOf(lanes, opened) {
   return rows;
 }
 
-function groupRows(group, lanes, isOpen, isMany) {
+function groupRows(group, lanes, isOpen, isMany, index) {
   const states = lanes.filter((lane) => lane.kind === "state");
-  const slots = lanes.filter((lane) => lane.kind === "slot");
+  const places = lanes.filter((lane) => lane.kind === "slot");
+  const slots = places.slice(0, places.findLastIndex((lane) => index.spans.has(lane.lane)) + 1);
   const load = lanes.find((lane) => lane.kind === "load") ?? null;
   const row = (lane, label, more = {}) => ({ key: `${group}/${label}`, group, label, slot: false, state: lane, load: null, slots: 0, height: ROW, opens: false, ...more });
   const loaded = load && { load: load.lane, slots: load.slots, opens: true, isOpen, what: load.name };
@@ -97,15 +99,21 @@ export function spanPaths(rows, index, window) {
   return [...paths].sort(([one], [other]) => one - other).map(([kind, parts]) => [kind, parts.join("")]);
 }
 
-/** One path: how many there are at a time, as an area in each row that tells it. most: that fills a row. */
-export function loadPath(rows, index, data, most) {
+/** One path: how many there are at a time, as an area in each row that tells it. A row is filled by the most that any
+ * row of its kind has in what is shown. */
+export function loadPath(rows, index, data) {
   const parts = [];
+  const mosts = new Map();
+  for (const row of rows) {
+    if (row.load !== null) mosts.set(row.what, (index.loads.get(row.load) ?? []).reduce((one, other) => Math.max(one, other), mosts.get(row.what) ?? 1));
+  }
   for (const row of rows) {
     const values = row.load === null ? null : index.loads.get(row.load);
     if (!values?.length) continue;
     const { top, height } = loadPart(row);
     const step = (data.end - data.begin) / values.length;
     const bottom = top + height;
+    const most = mosts.get(row.what);
     const y = (value) => (value > 0 ? Math.min(bottom - 0.5, bottom - (value / most) * height) : bottom).toFixed(1);
     let path = `M${data.begin.toFixed(6)},${bottom}`;
     let before = null;
@@ -130,12 +138,15 @@ export function labels(rows, index, window, most) {
     for (const [, from, to, , name, , count] of index.spans.get(row.state) ?? []) {
       const begin = Math.max(from, window.begin);
       const room = Math.floor(((Math.min(to, window.end) - begin) / window.pixel - 8) / 6.5);
-      if (count > 1 || room < 4) continue;
-      found.push({ at: begin, y: top + height / 2, text: name.length > room ? `${name.slice(0, room - 1)}…` : name, room });
+      const text = name.length > room ? shortOf(name) : name;
+      if (count > 1 || text.length > room) continue;
+      found.push({ at: begin, y: top + height / 2, text, room });
     }
   }
   return found.sort((one, other) => other.room - one.room).slice(0, most);
 }
+
+const shortOf = (name) => name.replace(/ \(branch \d+\)/, "").replace(/^(train step|publish|checkpoint|swapping to|serving|to|group) /, "");
 
 /** The row at this height, or null. */
 export function rowAt(rows, y) {
