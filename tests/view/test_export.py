@@ -1,5 +1,6 @@
 """`areal-async view RUN --export` and `--png` on the command line: whole files, of every kind of run, what they say."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -142,6 +143,28 @@ async def test_all_that_the_page_asks_for(make_config: Make, tmp_path: Path) -> 
     assert at == "at its beginning"
     assert facts["torch"] == dict(report["here"])["torch"] == environment()["torch"]
     assert {"Python", "areal-async", "vLLM", "DeepSpeed", "transformers", "host", "system", "processor"} <= set(facts)
+
+
+@pytest.mark.slow
+async def test_a_run_that_goes_on(make_config: Make, tmp_path: Path) -> None:
+    """The file has what there was, and the run doesn't notice."""
+    config = make_config("train.steps=16")
+    out = tmp_path / "report.html"
+    async with Controller(config, recipes=scripted(step_s=0.2)) as run:
+        async for row in run.steps():
+            if row.step == 4:
+                command = [sys.executable, "-m", "areal_async", "view", str(run.folder), "--export", str(out)]
+                exporting = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL)
+                ended = asyncio.create_task(exporting.wait())
+        assert await ended == 0
+        result = run.result()
+    data = data_of(out)
+    (told,) = data["/api/runs"]["runs"]
+    rows = data[f"/api/runs/{run.folder.name}/overview"]["rows"]
+    assert told["state"] in ("running", "ended")
+    assert 5 <= len(rows) <= len(result.rows)
+    assert [row["step"] for row in rows] == list(range(len(rows)))
+    assert data["/report"]["chosen"]
 
 
 @pytest.mark.slow
