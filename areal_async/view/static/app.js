@@ -77,7 +77,9 @@ async function route() {
     if (!container.childElementCount) container.append(el("p", { class: "problem" }, problem.message));
     if (problem.status === undefined) console.error(problem);
   }
-  if (mine === turn) later();
+  if (mine !== turn) return;
+  header();
+  later();
 }
 
 /** A module that couldn't be fetched stays failed for the browser until the document is loaded anew. */

@@ -27,7 +27,7 @@ register("overview", "Overview", {
   async show(container, run, params) {
     plotly().catch(() => {}); // so that it is there when the first figure wants it, and its error is told then
     const asked = get("/api/figures");
-    const data = await runData(run).update();
+    const data = runData(run); // it is known by now: the header has it, too
     const now = el("div", { class: "now" });
     const figures = el("div");
     page = { data, now, board: null, told: "", drawn: "", events: 0 };
