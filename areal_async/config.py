@@ -355,7 +355,8 @@ class TrainConfig(Section, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Keep log π_prox of every trained token in the run folder (`prox/`), for people: 4 bytes a "
-            "token of answers and about 230 an answer, removed with their arrays in the log."
+            "token of answers and about 230 an answer; of steps that nobody needs any more as much as fits into "
+            "`log.segment_bytes`."
         ),
     ] = True
     nan_budget: Annotated[

@@ -202,7 +202,7 @@ class Parts:
         )
         self._take = self._turn.take
         identity = server_identity(config, self._text)
-        self._proximal = Proximal(self.folder.root, samples, crew)
+        self._proximal = Proximal(self.folder.root, samples, crew, config.log.segment_bytes)
         self._trainer = Trainer(
             config, self._recipes, router, samples.part, crew,
             checkpoint_folder=partial(checkpoints.folder_of, self.folder.checkpoints), keep=self._proximal.keep,

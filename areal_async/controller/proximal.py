@@ -2,8 +2,9 @@
 `areal_async.runfiles`.
 
 What always holds: a file is there whole, under its name, or not at all; it is of the newest branch that has trained its
-step; it goes with the arrays of the step's samples. The event loop has its turn after every piece of a file. What can't
-be written is told once and left out: the run goes on, and nothing else needs it.
+step. Files of steps whose samples nobody needs any more stay as long as all of these fit into `room`, as the log keeps
+the payload segment that it is writing; the oldest goes first. The event loop has its turn after every piece of a file.
+What can't be written is told once and left out: the run goes on, and nothing else needs it.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ logger = logging.getLogger("areal_async")
 
 PIECE_SAMPLES: Final = 64  # between two turns of the event loop: 15 µs each
 PIECE_BYTES: Final = 1 << 20  # 1 ms of checksum and copy
+SAMPLE_BYTES: Final = 230  # of a file, for each answer beside its numbers
 _UNFINISHED: Final = ".step-"
 
 
@@ -43,13 +45,17 @@ class _Step:
 
 
 class Proximal:
-    """root: the run folder. samples: of the run."""
+    """root: the run folder. samples: of the run. room: bytes for steps that nobody needs any more."""
 
-    def __init__(self, root: Path, samples: Samples, crew: Crew) -> None:
+    def __init__(self, root: Path, samples: Samples, crew: Crew, room: int) -> None:
         self._root = root
         self._samples = samples
         self._crew = crew
+        self._room = room
         self._files: dict[SampleId, int] = {}  # step, by the first sample of its batch
+        self._nbytes: dict[int, int] = {}  # of each step, about
+        self._released: dict[int, None] = {}  # steps, the oldest first
+        self._released_bytes = 0
         self._pending: dict[int, _Step] = {}  # in the order in which they are to be written
         self._at_work = False
         self._told = False
@@ -63,11 +69,15 @@ class Proximal:
                 about = runfiles.prox_about(self._root, step)
             except LogError:
                 about = None
-            first = next(iter(about.attempts), "") if about is not None else ""
+            if about is None:
+                self._remove(runfiles.prox_path(self._root, step))
+                continue
+            self._nbytes[step] = runfiles.prox_path(self._root, step).stat().st_size
+            first = next(iter(about.attempts), "")
             if self._samples.can_be_read(first):
                 self._files[first] = step
             else:
-                self._remove(runfiles.prox_path(self._root, step))
+                self._release(step)
 
     def keep(self, command: Train, kept: Sequence[Sequence[Array]]) -> None:
         """All ranks have done a step. kept: of each, the arrays beside its `StepDone`; none where they keep nothing."""
@@ -85,7 +95,9 @@ class Proximal:
         )
         self._pending.pop(command.step, None)
         self._pending[command.step] = _Step(about, values)
+        self._forget(command.step)
         self._files[command.samples[0].sample] = command.step
+        self._nbytes[command.step] = sum(SAMPLE_BYTES + part.nbytes for part in values.values())
         if not self._at_work:
             self._at_work = True
             self._crew.start(self._work(), "log π_prox")
@@ -94,14 +106,13 @@ class Proximal:
         """Their arrays may leave the disk. All samples of a step are released together."""
         for sample in samples:
             if (step := self._files.pop(sample, None)) is not None:
-                self._drop(step)
+                self._release(step)
 
     def roll_back(self, to: int) -> None:
         """Steps from `to` on are trained again."""
-        for sample, step in list(self._files.items()):
-            if step >= to:
-                del self._files[sample]
-                self._drop(step)
+        self._files = {sample: step for sample, step in self._files.items() if step < to}
+        for step in [step for step in self._nbytes if step >= to]:
+            self._drop(step)
 
     def close(self) -> None:
         """Write what still waits: the run has ended, and nobody else needs the event loop."""
@@ -147,7 +158,21 @@ class Proximal:
         if self._pending.get(number) is step:
             del self._pending[number]
 
+    def _release(self, step: int) -> None:
+        self._released[step] = None
+        self._released_bytes += self._nbytes[step]
+        while self._released_bytes > self._room:
+            self._drop(next(iter(self._released)))
+
+    def _forget(self, step: int) -> None:
+        """What was known of a step's file: it goes, or is written anew."""
+        nbytes = self._nbytes.pop(step, 0)
+        if step in self._released:
+            del self._released[step]
+            self._released_bytes -= nbytes
+
     def _drop(self, step: int) -> None:
+        self._forget(step)
         self._pending.pop(step, None)
         self._remove(runfiles.prox_path(self._root, step))
 

@@ -106,11 +106,11 @@ async def test_checks_wait_for_room_and_another_error_is_told_once(
 class World:
     """A run folder, samples that are in memory, and who writes log π_prox of them."""
 
-    def __init__(self, root: Path, group: asyncio.TaskGroup) -> None:
+    def __init__(self, root: Path, group: asyncio.TaskGroup, room: int = 0) -> None:
         self.root = root
         self.samples = Samples(lambda sample, attempt: [], lambda position: None)
         self.crew = Crew(group)
-        self.prox = Proximal(root, self.samples, self.crew)
+        self.prox = Proximal(root, self.samples, self.crew, room)
 
     def train(self, step: int, *, branch: int = 0, samples: int = 4, ranks: int = 2) -> Train:
         """A step of samples of 2 prompt tokens and 1, 2, 3 … of the answer; ranks get every ranks-th one."""
@@ -188,6 +188,35 @@ async def test_a_step_goes_when_its_samples_are_released(world: World) -> None:
     assert prox_steps(world.root) == [2]
 
 
+async def test_steps_that_nobody_needs_stay_while_there_is_room(tmp_path: Path) -> None:
+    """As the log keeps the segment that it writes: so a short run has all of its steps."""
+    async with asyncio.TaskGroup() as group:
+        world = World(tmp_path, group)
+        steps = [world.train(step) for step in range(6)]
+        world.keep(steps[0])
+        world.prox.close()
+        nbytes = prox_path(tmp_path, 0).stat().st_size
+        world = World(tmp_path, group, room=3 * nbytes)
+        steps = [world.train(step) for step in range(6)]
+        for train in steps:
+            world.keep(train)
+            world.prox.release([entry.sample for entry in train.samples])  # also before it was written
+        await settle()
+        assert prox_steps(tmp_path) == [3, 4, 5]
+        world.prox.roll_back(4)
+        assert prox_steps(tmp_path) == [3]
+        for train in steps[4:]:
+            world.keep(msgspec.structs.replace(train, branch=1))
+        await settle()
+        assert prox_steps(tmp_path) == [3, 4, 5], "what is needed takes no room"
+        world.samples.clear()
+        again = World(tmp_path, group, room=2 * nbytes)
+        again.prox.resume()
+        assert prox_steps(tmp_path) == [4, 5]
+        again.prox.roll_back(5)
+        assert prox_steps(tmp_path) == [4]
+
+
 async def test_a_step_that_is_trained_again_replaces_itself(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proximal, "PIECE_SAMPLES", 1)
     steps = [world.train(step) for step in range(3)]
@@ -235,7 +264,7 @@ async def test_what_does_not_fit_or_can_not_be_written_is_told_once(
         [answers[0], [answers[1][0], answers[1][1][:-1]]],
         [answers[0], [answers[1][0][::-1], answers[1][1]]],
     ):
-        Proximal(world.root, world.samples, world.crew).keep(train, wrong)
+        Proximal(world.root, world.samples, world.crew, 0).keep(train, wrong)
         assert "log π_prox of step 0 isn't kept" in caplog.text
         caplog.clear()
     await settle()
@@ -312,7 +341,7 @@ async def test_a_resume_keeps_what_the_log_has_and_removes_the_rest(world: World
     world.samples.seen(StopRequested(at=2.0), [Release(samples=released)])
     prox_path(world.root, 2).write_bytes(prox_path(world.root, 2).read_bytes()[:-30])
     (world.root / "prox" / ".step-000009.tmp").write_bytes(b"PK")
-    world.prox = Proximal(world.root, world.samples, world.crew)
+    world.prox = Proximal(world.root, world.samples, world.crew, 0)
     world.prox.resume()
     assert sorted(path.name for path in (world.root / "prox").iterdir()) == ["step-000001.npz", "step-000003.npz"]
     world.prox.roll_back(3)
@@ -350,8 +379,9 @@ def trained(
 
 
 def right_in(run: Path) -> int:
-    """Whether `prox/` and `checks.jsonl` are what the log says; how many samples have their numbers."""
-    places, released, scored = trained(run / "log")
+    """Whether `prox/` and `checks.jsonl` are what the log says, with room for all steps; how many samples have their
+    numbers."""
+    places, _, scored = trained(run / "log")
     payloads = {
         (record.message.sample, record.message.attempt): record.payload
         for record in read_records(run / "log")
@@ -360,9 +390,7 @@ def right_in(run: Path) -> int:
     kept = 0
     for sample, (step, branch, attempt) in places.items():
         found = prox_of(run, step, sample)
-        assert (found is None) == (sample in released), sample
-        if found is None:
-            continue
+        assert found is not None, sample
         about = prox_about(run, step)
         assert about is not None
         assert (about.step, about.branch, about.attempts[sample]) == (step, branch, attempt)
@@ -374,7 +402,7 @@ def right_in(run: Path) -> int:
         assert not mask[:prompt].any()
         np.testing.assert_array_equal(found, np.where(mask, logprobs - PROX_LOWER, np.nan)[prompt:].astype(np.float32))
         kept += 1
-    assert set(prox_steps(run)) == {place[0] for sample, place in places.items() if sample not in released}
+    assert set(prox_steps(run)) == {place[0] for place in places.values()}
     lines = {(check.sample, check.attempt): check for check in read_checks(run)[0]}
     assert lines.keys() <= scored.keys()
     for key, line in lines.items():
@@ -384,13 +412,13 @@ def right_in(run: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-async def test_a_run_keeps_both_until_the_arrays_go(make_config: Callable[..., Config], ranks: int) -> None:
+async def test_a_run_keeps_both(make_config: Callable[..., Config], ranks: int) -> None:
     config = make_config(f"train.ranks={ranks}", "train.steps=6", "checkpoint.every_steps=2", "checkpoint.keep=1")
     async with Controller(config, recipes=scripted()) as run:
         result = await run.run()
     places, released, scored = trained(result.folder / "log")
     assert released & places.keys()
-    assert right_in(result.folder) == len(places.keys() - released) > 0
+    assert right_in(result.folder) == len(places)
     lines, _ = read_checks(result.folder)
     assert {(line.sample, line.attempt) for line in lines} == scored.keys()
     assert len(lines) == len(scored)
@@ -420,9 +448,9 @@ def test_after_kill_9_and_a_resume_both_are_of_the_history_that_survived(tmp_pat
         return live(life).code
 
     assert lived(Point("sent", 6), resume=False) == -9
-    assert prox_steps(run) == [2, 3, 4]
+    assert prox_steps(run) == [0, 1, 2, 3, 4]
     assert lived(Point("sent", 1), resume=True) == -9
     assert right_in(run) > 0
-    assert prox_steps(run) == [2, 3]
+    assert prox_steps(run) == [0, 1, 2, 3]
     assert lived(None, resume=True) == 0
     assert right_in(run) > 0
