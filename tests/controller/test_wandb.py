@@ -10,10 +10,10 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from wandb.proto.wandb_internal_pb2 import Record
 
 from areal_async import config_check, process_tree
 from areal_async.config import Config
@@ -24,6 +24,9 @@ from areal_async.launch.child import Child, ChildSpec
 from areal_async.testing.recipes import scripted
 from areal_async.wandb_process import Order, evaluation_values, read_told, row_values
 
+if TYPE_CHECKING:
+    from wandb.proto.wandb_internal_pb2 import Record
+
 Make = Callable[..., Config]
 Values = dict[str, object]
 BLOCK_BYTES = 32768
@@ -31,8 +34,10 @@ HEADER_BYTES = 7  # of the file, and of each piece of a record
 ADDED = ("_step", "_runtime", "_timestamp")  # by W&B
 
 
-def records(file: Path) -> Iterator[Record]:
+def records(file: Path) -> "Iterator[Record]":
     """Of a .wandb file: LevelDB's log format (the package has its reader in Go alone)."""
+    from wandb.proto.wandb_internal_pb2 import Record  # here: it takes half a second
+
     data = file.read_bytes()
     assert data.startswith(b":W&B")
     at, whole = HEADER_BYTES, b""
@@ -50,7 +55,7 @@ def records(file: Path) -> Iterator[Record]:
             yield Record.FromString(whole)
 
 
-def of_kind(folder: Path, kind: str) -> Iterator[Record]:
+def of_kind(folder: Path, kind: str) -> "Iterator[Record]":
     """Of all files in a run folder, the oldest first."""
     for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         yield from (record for record in records(file) if record.WhichOneof("record_type") == kind)

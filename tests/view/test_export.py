@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 import msgspec
 import pytest
 
@@ -236,6 +235,8 @@ def view(folder: Path, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_main_curves_as_a_picture(written: Path) -> None:
+    import matplotlib.image  # here: it takes half a second
+
     said = view(written, "--png", "x.png")
     assert said == f"x.png: {(written / 'x.png').stat().st_size / 1e3:.0f} kB\n"
     image = matplotlib.image.imread(written / "x.png")
