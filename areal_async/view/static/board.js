@@ -19,6 +19,7 @@ export class Board {
     this.byTime = params.x === "time";
     this.smoothing = Math.min(0.98, Math.max(0, Number(params.smooth) || 0));
     this.zoom = null;
+    this.frame = null; // in which the slider's move is drawn
     this.resets = 0;
     this.lagsOf = new Map();
     this.onEta = () => {}; // η is known, or another one
@@ -47,8 +48,9 @@ export class Board {
     const choice = (label, byTime) => {
       const press = () => {
         this.byTime = byTime;
-        this.zoom = null;
-        this.#changed();
+        for (const button of this.choice.children) button.setAttribute("aria-pressed", String((button.dataset.x === "time") === byTime));
+        this.#address();
+        this.setZoom(null);
       };
       return el("button", { type: "button", "aria-pressed": String(this.byTime === byTime), onclick: press, dataset: { x: byTime ? "time" : "step" } }, label);
     };
@@ -57,24 +59,26 @@ export class Board {
     const slide = (event) => {
       this.smoothing = Number(event.target.value);
       shown.value = this.smoothing.toFixed(2);
-      this.#changed();
+      this.frame ??= requestAnimationFrame(() => {
+        this.frame = null;
+        this.update();
+      });
     };
     this.back = el("button", { type: "button", hidden: true, onclick: () => this.setZoom(null) }, "whole run");
     this.dotted = el("span", { class: "key dim", hidden: true }, swatch("--dim", "dot"), "dotted: a branch that was abandoned; its steps were trained again from a checkpoint");
     const hint = COARSE.matches ? "" : "Drag in a figure to zoom into all of them; a double click shows the whole run again.";
     return el("div", { class: "tools figure-tools" },
       this.choice,
-      el("label", {}, "smoothing", el("input", { type: "range", min: "0", max: "0.98", step: "0.02", value: this.smoothing, oninput: slide }), shown),
+      el("label", {}, "smoothing", el("input", { type: "range", min: "0", max: "0.98", step: "0.02", value: this.smoothing, oninput: slide, onchange: () => this.#address() }), shown),
       this.back,
       this.dotted,
       el("span", { class: "dim hint" }, hint));
   }
 
-  #changed() {
-    for (const button of this.choice.children) button.setAttribute("aria-pressed", String((button.dataset.x === "time") === this.byTime));
+  /** Not at each move of the slider: browsers count changes of the address. */
+  #address() {
     const { x, smooth, ...others } = place().params;
     setParams({ ...others, x: this.byTime ? "time" : null, smooth: this.smoothing || null });
-    this.setZoom(this.zoom);
   }
 
   /** range: [from, to] on the x axis, null: all. */
@@ -151,6 +155,7 @@ export class Board {
   }
 
   close() {
+    cancelAnimationFrame(this.frame);
     this.watcher.disconnect();
     this.cards.forEach((card) => unplot(card.plot));
   }
