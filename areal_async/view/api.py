@@ -140,8 +140,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lags(msgspec.Struct, frozen=True, kw_only=True):
-    """tokens: trained tokens by lag in steps. eta: `max_staleness`. unknown: tokens of several versions whose arrays were
-    removed before they were read, so that nobody knows their lags any more."""
+    """tokens: trained tokens by lag in steps. eta: `max_staleness`. unknown: tokens of several versions whose arrays
+    were removed before they were read, so that nobody knows their lags any more."""
 
     tokens: dict[int, int]
     eta: int
