@@ -123,6 +123,8 @@ def main(folder: Path) -> None:
         runner.run(both(odd_one, plain_one, runs))
     with (runs / "odd" / "stderr" / "server-0.log").open("a") as file:
         file.write(f"WARNING {SCRIPT} {IMAGE} {ESCAPE}\n")
+    with (runs / "odd" / "config.yaml").open("a") as file:
+        file.write(f"# {IMAGE}{OUT}\n")
 
 
 if __name__ == "__main__":
