@@ -15,6 +15,7 @@ const SCREENS = 3; // that are drawn: the one that is seen, and one at each side
 const EDGE = 0.75; // of a screen moved: it is drawn anew
 const ASK_MS = 150; // after the last move
 const STRETCHED = 1.5; // as much as a zoom may distort what is drawn, while it lasts
+const AT_EDGE = 0.01; // of a screen: so near to the end of a live run it is followed
 const LEAST_S = 2e-5; // that a screen shows
 const TICK_PX = 110;
 const MOST_LABELS = 150; // names inside of spans
@@ -111,7 +112,7 @@ class Timeline {
 
   async #take(data) {
     const before = this.data;
-    const stuck = this.view !== null && before !== null && this.view.end >= before.seconds;
+    const stuck = this.view !== null && before !== null && this.#isAtEdge(before.seconds);
     this.data = data;
     this.index = indexed(data);
     if (this.view === null && !this.isMoved) this.drawn = null;
@@ -287,8 +288,7 @@ class Timeline {
       const half = Math.max(end - begin, (this.seen.end - this.seen.begin) / COME_NEAR) / 2;
       return this.#move(middle - half * 1.1, middle + half * 1.1);
     }
-    const facts = el("p", {}, visible(about({ span: this.chosen.span }, this.data.kinds)));
-    return thing ? openStory(this.run, thing, facts, el("p", { class: "tl-links" }, links(this.run, thing))) : undefined;
+    return thing ? openStory(this.run, thing, el("p", {}, visible(about({ span: this.chosen.span }, this.data.kinds))), el("p", { class: "tl-links" }, links(this.run, thing))) : undefined;
   }
 
   #step(by) {
@@ -370,12 +370,15 @@ class Timeline {
     this.keeping = setTimeout(() => this.#keep(), ASK_MS);
   }
 
+  #isAtEdge(seconds) {
+    return this.view.end >= seconds - AT_EDGE * (this.view.end - this.view.begin);
+  }
+
   /** The address says what is seen, so that it can be sent. */
   #keep() {
     if (!this.chart.isConnected || placeOf().page !== "timeline") return;
-    const isStuck = this.view === null || (this.view.end >= this.seconds && runData(this.run).live);
-    const at = isStuck ? {} : { from: this.view.begin.toFixed(6), to: this.view.end.toFixed(6) };
-    setParams({ ...at, open: this.opened === null ? null : [...this.opened].join(",") || "-" });
+    const isStuck = this.view === null || (this.#isAtEdge(this.seconds) && runData(this.run).live);
+    setParams({ ...(isStuck ? {} : { from: this.view.begin.toFixed(6), to: this.view.end.toFixed(6) }), open: this.opened === null ? null : [...this.opened].join(",") || "-" });
   }
 }
 
