@@ -193,7 +193,9 @@ def test_what_is_missing(write):
         ("- 1\n", "mine.yaml:1: must be a file of `key: value` lines, not a single value or a list"),
         ("name: a\n---\nname: b\n", "mine.yaml:2: not YAML: but found another document, expected a single document in the stream"),  # noqa: E501
         ("name: a\nseed: \x07\n", "mine.yaml:2: character #x0007 isn't allowed in YAML"),
-        ("name: " + "[" * 3000, "mine.yaml:1: not a configuration: nested too deeply"),
+        pytest.param(
+            "name: " + "[" * 3000, "mine.yaml:1: not a configuration: nested too deeply", marks=pytest.mark.slow
+        ),
     ],
 )  # fmt: skip
 def test_not_yaml(write, text, message):

@@ -62,7 +62,8 @@ async def test_a_run_ends_with_all_steps_and_a_model(make_config: Make, tmp_path
     assert not run._parts.folder.runtime.exists()
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 async def test_synchronous_training_is_a_plain_loop(make_config: Make, tmp_path: Path, ranks: int) -> None:
     """η = 0: the same groups in the same order with the same tokens as a loop of generate, train, load."""
     books = tmp_path / "books.jsonl"

@@ -137,6 +137,7 @@ def queries(draw: st.DrawFn) -> SampleQuery:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(queries())
 def test_filters_and_order_are_those_of_a_plain_loop(database: Any, query: SampleQuery) -> None:

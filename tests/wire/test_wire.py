@@ -416,6 +416,7 @@ def test_the_next_incarnation_gets_what_was_unanswered(run: Run, address: str, h
     run(scene())
 
 
+@pytest.mark.slow
 def test_a_killed_worker_process_and_the_next_one(run: Run, address: str, hello: Hellos) -> None:
     """kill -9 in the middle of a request: the next process gets it, and its asker one answer."""
     code = """
