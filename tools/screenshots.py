@@ -118,7 +118,7 @@ def main() -> None:
         report = Path(scratch) / "report.html"
         command = [sys.executable, "-m", "areal_async", "view", str(run), "--export", str(report)]
         subprocess.run(command, check=True)
-        shoot(browser, report.as_uri(), to / "view-export.png")
+        shoot(browser, f"{report.as_uri()}#/{urllib.parse.quote(run.name)}/report", to / "view-export.png")
         browser.close()
 
 
