@@ -85,9 +85,17 @@ _WORDS: Final[dict[str, re.Pattern[str]]] = {
 }
 _MACHINE: Final = ("host", "system", "cpu", "gpu")  # of these only the keys stay
 _NOTES: Final[dict[str, frozenset[str]]] = {
-    "run": frozenset((
-        *_WORDS, *_MACHINE, "name", "model.path", "data.train", "the longest prompt in tokens", "prompts left out",
-    )),
+    "run": frozenset(
+        (
+            *_WORDS,
+            *_MACHINE,
+            "name",
+            "model.path",
+            "data.train",
+            "the longest prompt in tokens",
+            "prompts left out",
+        )
+    ),
     "long_prompts": frozenset(("left_out", "max_prompt_tokens")),
     "resumed": frozenset(("python", "areal_async", *PACKAGES, *_MACHINE)),
     "model_saved": frozenset(("reason",)),
