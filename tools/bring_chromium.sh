@@ -25,8 +25,8 @@ fi
 if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
     echo "installing chromium with apt-get"
     export DEBIAN_FRONTEND=noninteractive
-    apt-get -qq update
-    apt-get -qq install --yes --no-install-recommends chromium fontconfig fonts-dejavu-core >/dev/null
+    apt-get -qq -o APT::Sandbox::User=root update  # containers may not let it become another user
+    apt-get -qq -o APT::Sandbox::User=root install --yes --no-install-recommends chromium fontconfig fonts-dejavu-core >/dev/null
 else
     echo "The tests need Chromium and a font, and one of them isn't there or doesn't work. As root, one of:" >&2
     echo "  apt-get install chromium fontconfig fonts-dejavu-core      Debian" >&2
