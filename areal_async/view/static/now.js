@@ -46,7 +46,7 @@ function tiles({ run, evaluations, in_flight: inFlight, ready, phase }, kept, et
   const live = isLive(run.state);
   return el("dl", { class: "card tiles" },
     tile("reward", number(last?.reward_mean, 3), evaluation ? `evaluation ${number(evaluation.score, 3)} at version ${evaluation.version}` : "no evaluation so far"),
-    tile("lag", last ? `max ${last.lag_max}, mean ${number(last.lag_mean, 3)}` : number(null), eta === null ? "steps" : `steps; η is ${eta}`, last && eta !== null && last.lag_max > eta ? el("span", { class: "problem" }, " – over it") : null),
+    tile("lag", last ? `${last.lag_max}` : number(null), `${last ? `steps at most; mean ${number(last.lag_mean, 3)}` : "steps"}${eta === null ? "" : `; η is ${eta}`}`, last && eta !== null && last.lag_max > eta ? el("span", { class: "problem" }, " – over it") : null),
     tile("generated", count(rate("tokens_generated")), `tokens/s; ${over}`),
     tile("trained", count(rate("tokens_trained")), `tokens/s; ${over}`),
     tile("step time", duration(recent.length ? seconds / recent.length : null), over, live && left ? `; about ${duration(left < 60 ? Math.ceil(left) : left)} left` : ""),
