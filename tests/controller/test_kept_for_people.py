@@ -17,6 +17,7 @@ from areal_async.controller.check_file import CheckFile
 from areal_async.controller.crew import Crew
 from areal_async.controller.proximal import Proximal
 from areal_async.controller.samples import Kept, Samples
+from areal_async.errors import Released
 from areal_async.log.reader import read_payload, read_records
 from areal_async.messages import (
     Minibatch,
@@ -379,9 +380,9 @@ def trained(
 
 
 def right_in(run: Path) -> int:
-    """Whether `prox/` and `checks.jsonl` are what the log says, with room for all steps; how many samples have their
-    numbers."""
-    places, _, scored = trained(run / "log")
+    """Whether `prox/` and `checks.jsonl` are what the log says, with room for all steps; how many samples have the
+    numbers that belong to their arrays, where these are still there."""
+    places, released, scored = trained(run / "log")
     payloads = {
         (record.message.sample, record.message.attempt): record.payload
         for record in read_records(run / "log")
@@ -396,7 +397,11 @@ def right_in(run: Path) -> int:
         assert (about.step, about.branch, about.attempts[sample]) == (step, branch, attempt)
         ref = payloads[sample, attempt]
         assert ref is not None
-        token_ids, mask, logprobs, _ = read_payload(run / "log", ref).arrays
+        try:
+            token_ids, mask, logprobs, _ = read_payload(run / "log", ref).arrays
+        except Released:  # a resume begins a new segment
+            assert sample in released
+            continue
         prompt = len(token_ids) - len(found)
         assert prompt > 0
         assert not mask[:prompt].any()
