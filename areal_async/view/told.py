@@ -85,7 +85,7 @@ class Told:
         """last: of `metrics.jsonl`."""
         self.look()
         told = self.status
-        state, end = self._state()
+        state, end = self._state(last)
         name, steps = (told.name, told.steps) if told is not None else self.settings()
         seconds = told.at if told is not None else 0.0 if last is None else last.time_s
         return RunRow(
@@ -102,7 +102,7 @@ class Told:
             problem=self.problem if self.folder.is_dir() else f"{self.folder}: is gone",
         )
 
-    def _state(self) -> tuple[RunState, str]:
+    def _state(self, last: Row | None) -> tuple[RunState, str]:
         """How it stands; and how it ended, in words."""
         if not self.folder.is_dir():
             return "unreadable", ""
@@ -122,7 +122,8 @@ class Told:
             return "died", f"no end is told: the controller was killed, after {told.at:.1f} s of its clock"
         if time.time() - told.time > OLD_S:
             return "silent", ""
-        return ("running" if told.balance.get("admitted") else "starting"), ""
+        has_trained = last is not None and last.version > told.version  # since it told
+        return ("running" if told.balance.get("admitted") or has_trained else "starting"), ""
 
     def _began(self) -> float | None:
         """By the folder's name, which a copy keeps; else by what it told; else by its configuration's time."""

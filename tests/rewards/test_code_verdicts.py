@@ -353,8 +353,8 @@ def run_in(launcher: Launcher) -> None:
 @pytest.mark.parametrize(
     ("program", "why"),
     [
-        ("import os, sys; os.write(int(sys.argv[1]), b'ready\\n'); os.read(int(sys.argv[1]), 9999); "
-         "os.write(int(sys.argv[1]), b'fork 11\\n'); os.read(0, 1)", "Resource temporarily unavailable"),
+        ("import os, sys, time; os.write(int(sys.argv[1]), b'ready\\n'); os.read(int(sys.argv[1]), 9999); "
+         "os.write(int(sys.argv[1]), b'fork 11\\n'); time.sleep(60)", "Resource temporarily unavailable"),
         ("import os; os.write(2, b'no room')", "no room"),
         ("import os; os._exit(5)", "it said nothing"),
     ],
