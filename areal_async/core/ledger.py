@@ -89,6 +89,9 @@ class Ledger:
         self._sample_counts = dict.fromkeys(SAMPLE.table, 0)
         self._outstanding: dict[int, dict[GroupId, Group]] = {}  # by deadline
         self._ready: dict[int, dict[GroupId, Group]] = {}  # by deadline
+        # step and rules for which these two hold no batch, so that it isn't looked for again at every event; that one
+        # more group is outstanding changes nothing, for it can only stay behind, too
+        self._refused: tuple[int, Rules] | None = None
 
     @property
     def outstanding(self) -> int:
@@ -153,6 +156,7 @@ class Ledger:
         self._counts[state] += 1
         if state == "ready":
             self._ready.setdefault(group.deadline, {})[group.id] = group
+            self._refused = None
         if old in OUTSTANDING and state not in OUTSTANDING:
             self._leave(group)
 
@@ -223,7 +227,7 @@ class Ledger:
         Returned in order of admission; empty if there are too few, or if they have to pass the batch test and don't.
         """
         missing = self.rules.batch_groups
-        if self.ready < missing:
+        if self.ready < missing or self._refused == (self.step, self.rules):
             return []
         batch: dict[int, int] = {}
         for last in sorted(self._ready):
@@ -233,6 +237,7 @@ class Ledger:
             everyone = {last: len(groups) for last, groups in self._outstanding.items()}
             late = admission.overdue(everyone, batch, step=self.step, batch_groups=self.rules.batch_groups)
             if late is not None:
+                self._refused = self.step, self.rules
                 return []
         chosen = [group for last, count in batch.items() for group in _first(self._ready[last], count)]
         return sorted(chosen, key=_number)
@@ -253,6 +258,7 @@ class Ledger:
 
     def _leave(self, group: Group) -> None:
         """It is outstanding no longer: its place and its deadline are free."""
+        self._refused = None
         same = self._outstanding[group.deadline]
         del same[group.id]
         if not same:
