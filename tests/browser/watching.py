@@ -49,7 +49,7 @@ def watched(browser: Browser) -> Iterator["Tabs"]:
     tabs = Tabs(browser)
     yield tabs
     tabs.close()
-    assert tabs.troubles() == []
+    assert not tabs.troubles(), "\n".join(tabs.troubles())
 
 
 class Tabs:
@@ -95,8 +95,8 @@ class Tabs:
         return [one for one in self._troubles if not any(pattern.search(one) for pattern in self._expected)]
 
     def close(self) -> None:
-        for context in self._contexts:
-            context.close()
+        while self._contexts:
+            self._contexts.pop().close()
 
     def _trouble(self, what: str) -> None:
         self._troubles.append(what)

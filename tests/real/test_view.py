@@ -56,6 +56,7 @@ def test_a_run_is_watched_from_its_start_to_its_end(
     expect(page.locator("#run-step")).to_have_text(f"step {STEPS} of {STEPS}")
     until(page, "document.querySelector('#figure-reward .plot').data.some(one => one.y.length === 10)")
     answer_of_two_versions(tabs.open(viewer.at(f"{run.name}/samples?versions_min=2&outcome=trained")))
+    tabs.close()  # before the server that they ask again and again
     ended(viewer)
 
 
