@@ -22,7 +22,8 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def tabs(browser: Browser) -> Iterator[Tabs]:
+def tabs(browser: Browser, view: Callable[..., Viewer]) -> Iterator[Tabs]:
+    """view: its servers end after the tabs that ask them again and again."""
     with watched(browser) as opened:
         yield opened
 
