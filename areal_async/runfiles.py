@@ -24,6 +24,9 @@ import numpy.typing as npt
 from areal_async.errors import LogError
 from areal_async.messages import SampleId, Verdict
 
+CONFIG: Final = "config.yaml"
+METRICS: Final = "metrics.jsonl"
+EVALUATIONS: Final = "eval/results.jsonl"
 CHECKS: Final = "checks.jsonl"
 PROX: Final = "prox"
 ABOUT: Final = "about.json"

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 import yaml
 
+from areal_async.runfiles import CONFIG, EVALUATIONS, METRICS
+
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
 
@@ -106,8 +108,8 @@ class Teller:
     def hand_over(self) -> None:
         """What the files have, and W&B hasn't."""
         before = self._told
-        rows = _lines(self._folder / "metrics.jsonl", before.rows)
-        results = _lines(self._folder / "eval" / "results.jsonl", before.evaluations)
+        rows = _lines(self._folder / METRICS, before.rows)
+        results = _lines(self._folder / EVALUATIONS, before.evaluations)
         entries = [(at, row, STEP, end) for at, row, end in rows]
         entries += [(at, row, EVALUATED, end) for at, row, end in results]
         for _, row, axis, end in sorted(entries, key=lambda entry: entry[0]):
@@ -164,7 +166,7 @@ def _begin(order: Order, run_id: str) -> "Run":
         mode="offline" if order.mode == "offline" else "online",
         settings=wandb.Settings(console="off", disable_job_creation=True, save_code=False),
     )
-    configuration = yaml.safe_load((folder / "config.yaml").read_text())
+    configuration = yaml.safe_load((folder / CONFIG).read_text())
     run.config.update(configuration, allow_val_change=True)  # a resume may change some of it
     return run
 

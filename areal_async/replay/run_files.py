@@ -6,7 +6,7 @@ what to do; options that would change nothing of what is asked here can't be giv
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from areal_async.config import Config
 from areal_async.config_file import Sources, load_config, load_with_sources
@@ -15,9 +15,8 @@ from areal_async.errors import ConfigError
 from areal_async.rollout.text import Text
 from areal_async.rollout.training_data import TrainingData
 from areal_async.rollout.training_data import load as load_data
+from areal_async.runfiles import CONFIG
 from areal_async.specs import server_identity
-
-CONFIG: Final = "config.yaml"
 
 About: TypeAlias = Mapping[str, str | int | float | bool | None]
 """The note that a run begins with; empty in a log that has none."""

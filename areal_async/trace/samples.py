@@ -21,6 +21,7 @@ from areal_async.log import payloads
 from areal_async.log.format import PayloadRef, Torn
 from areal_async.log.turns import Turn, read_turns
 from areal_async.messages import FinishReason, GroupId, SampleId, Verdict, Version
+from areal_async.runfiles import CONFIG
 from areal_async.trace.life import GroupLife, Outcome, SampleLife
 from areal_async.trace.lives import Lives
 from areal_async.trace.things import Thing, nearest, wrong
@@ -28,7 +29,6 @@ from areal_async.wire.arrays import Array
 
 Decode: TypeAlias = Callable[[list[int]], str]
 
-CONFIG_NAME: Final = "config.yaml"
 MODEL_NAME: Final = "model"  # folder of a run's last weights; it has the tokenizer, too
 
 
@@ -283,7 +283,7 @@ def find_decoder(folder: Path) -> tuple[Decode | None, str]:
     tried = []
     for model in (_model_path(root), root / MODEL_NAME):
         if model is None:
-            tried.append(f"{root / CONFIG_NAME} names no model.path")
+            tried.append(f"{root / CONFIG} names no model.path")
         elif not (model / "tokenizer.json").is_file():
             tried.append(f"{model} holds no tokenizer.json")
         else:
@@ -303,7 +303,7 @@ def _decoder(model: Path) -> tuple[Decode | None, str]:
 def _model_path(root: Path) -> Path | None:
     """Only this key is read: the configuration may be of another version."""
     try:
-        settings = yaml.safe_load((root / CONFIG_NAME).read_text(encoding="utf-8"))
+        settings = yaml.safe_load((root / CONFIG).read_text(encoding="utf-8"))
         return Path(settings["model"]["path"])
     except (OSError, yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError):
         return None

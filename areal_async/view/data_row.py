@@ -14,8 +14,8 @@ from areal_async.errors import DataError
 from areal_async.rollout import parquet, reasoning_gym
 from areal_async.rollout.data import decoded, object_of
 from areal_async.rollout.values import Json
+from areal_async.runfiles import CONFIG
 
-CONFIG_NAME: Final = "config.yaml"
 COMPARED: Final = 30  # characters of a prompt: that it is the same one
 MOST_CHARACTERS: Final = 20_000  # of a column: more is no use on a page
 
@@ -42,7 +42,7 @@ def columns_of(run_folder: Path, row: int | None, prompt: str | None, missing: l
 
 def _data_of(run_folder: Path) -> tuple[list[str], str]:
     """Only these keys are read: the configuration may be of another version."""
-    path = run_folder / CONFIG_NAME
+    path = run_folder / CONFIG
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))["data"]
         named, prompt_key = data["train"], data.get("prompt_key", "prompt")

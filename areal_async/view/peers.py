@@ -23,13 +23,12 @@ from areal_async.core.view import PeerView
 from areal_async.core.waiting import duration
 from areal_async.errors import ConfigError
 from areal_async.rollout.http import Http
-from areal_async.run_processes import Process
+from areal_async.run_processes import OLD_S, Process
 from areal_async.trace.words import first_line
 from areal_async.view.api import PeerRow, Peers
 
 ASK_EVERY_S: Final = 2.0
 ASK_DEADLINE_S: Final = 0.5  # a server that takes longer has better things to do than to be looked at
-OLD_S: Final = 10.0  # a status is written every 2 s
 STDERR_LINES: Final = 50
 LINE: Final = 2000  # characters of each
 ABSENT: Final = ("starting", "lost", "quarantined")  # states of a server

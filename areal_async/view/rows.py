@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
+from areal_async.runfiles import METRICS
 from areal_async.view.api import EvaluationPoint
 
-NAME: Final = "metrics.jsonl"
 PIECE_BYTES: Final = 1 << 18  # read and checked in about 3 ms
 AT_ONCE_BYTES: Final = 1 << 22  # of rows in one answer: more is asked for again
 TOLD: Final = 3  # broken lines that are told one by one
@@ -40,7 +40,7 @@ class Rows:
     checks so far."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / NAME
+        self._path = folder / METRICS
         self._begin()
 
     def _begin(self) -> None:

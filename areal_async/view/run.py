@@ -16,6 +16,7 @@ import msgspec
 
 from areal_async.errors import ArealError
 from areal_async.log.format import DECISIONS_NAME
+from areal_async.runfiles import CONFIG, EVALUATIONS
 from areal_async.trace.samples import find_decoder
 from areal_async.trace.things import thing
 from areal_async.view import tables
@@ -37,7 +38,7 @@ from areal_async.view.peers import PeersWatch
 from areal_async.view.rows import Rows
 from areal_async.view.samples import Samples
 from areal_async.view.story import NoSuchThing, Stories
-from areal_async.view.told import CONFIG_NAME, Told, log_of
+from areal_async.view.told import Told, log_of
 
 logger = logging.getLogger("areal_async")
 
@@ -46,7 +47,6 @@ PAUSE_S: Final = 0.005  # between slices: an answer takes several turns of the l
 EVERY_S: Final = 1.0  # how often it is looked whether the log has grown
 FIRST_S: Final = 0.2  # the page and its files come before the log
 TROUBLES: Final = 50
-EVALUATIONS: Final = "eval/results.jsonl"
 
 
 class NotThere(ArealError):
@@ -176,7 +176,7 @@ class Run:
 
     def config(self) -> str:
         """Text of its configuration. Errors: NotThere."""
-        path = self.folder / CONFIG_NAME
+        path = self.folder / CONFIG
         try:
             return path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:

@@ -12,8 +12,8 @@ from typing import Final
 
 from areal_async.cli_folder import LOG_NAME
 from areal_async.errors import ConfigError
+from areal_async.runfiles import METRICS
 from areal_async.view.api import Runs
-from areal_async.view.rows import NAME as METRICS_NAME
 from areal_async.view.rows import Row
 from areal_async.view.told import Told, holds_run, last_row, mark
 
@@ -75,7 +75,7 @@ class _Listed:
 
     def last(self) -> Row | None:
         """Of `metrics.jsonl`, read again when it has grown."""
-        now = mark(self.told.folder / METRICS_NAME)
+        now = mark(self.told.folder / METRICS)
         if now != self._mark:
             self._mark, self._last = now, last_row(self.told.folder)
         return self._last
@@ -93,6 +93,6 @@ def _why_not(path: Path) -> str:
     if empty:
         return f"command line: view: {path}: is empty; name a run folder (runs/NAME-TIME) or a folder of runs"
     return (
-        f"command line: view: {path}: is no run (no log/{LOG_NAME}, {METRICS_NAME} or status.json), and no folder in "
+        f"command line: view: {path}: is no run (no log/{LOG_NAME}, {METRICS} or status.json), and no folder in "
         "it is one; name a run folder (runs/NAME-TIME) or a folder of runs"
     )

@@ -20,11 +20,10 @@ from areal_async.controller.status import Status
 from areal_async.errors import ConfigError
 from areal_async.log.format import DECISIONS_NAME
 from areal_async.run_processes import OLD_S
+from areal_async.runfiles import CONFIG, METRICS
 from areal_async.view.api import RunRow, RunState
-from areal_async.view.rows import NAME as METRICS_NAME
 from areal_async.view.rows import Row
 
-CONFIG_NAME: Final = "config.yaml"
 TAIL_BYTES: Final = 1 << 16  # of metrics.jsonl: a line has about 2 kB
 _STAMP: Final = re.compile(r"-(\d{8}-\d{6})(?:-\d+)?$")  # of `runs/NAME-TIME`
 # ten times as fast, where PyYAML was built with it
@@ -33,8 +32,8 @@ _Loader: Final[type[yaml.SafeLoader] | type[yaml.CSafeLoader]] = getattr(yaml, "
 
 def holds_run(folder: Path) -> bool:
     """Whether the folder is a run's, whole or not: it has a log, or rows, or a status, or has just been made."""
-    names = (f"log/{DECISIONS_NAME}", DECISIONS_NAME, METRICS_NAME, status.NAME)
-    just_made = (folder / CONFIG_NAME).is_file() and (folder / "log").is_dir()
+    names = (f"log/{DECISIONS_NAME}", DECISIONS_NAME, METRICS, status.NAME)
+    just_made = (folder / CONFIG).is_file() and (folder / "log").is_dir()
     return just_made or any((folder / name).is_file() for name in names)
 
 
@@ -74,7 +73,7 @@ class Told:
 
     def settings(self) -> Settings:
         """Of `config.yaml`; an unreadable one says nothing."""
-        path = self.folder / CONFIG_NAME
+        path = self.folder / CONFIG
         now = mark(path)
         if now != self._settings_mark:
             self._settings = _settings(path)
@@ -134,7 +133,7 @@ class Told:
                 pass  # other digits
         if self.status is not None:
             return self.status.time - self.status.at
-        _, modified_ns, _ = mark(self.folder / CONFIG_NAME)
+        _, modified_ns, _ = mark(self.folder / CONFIG)
         return modified_ns / 1e9 or None
 
 
@@ -167,7 +166,7 @@ def _settings(path: Path) -> Settings:
 
 def last_row(folder: Path) -> Row | None:
     """The newest whole line of `metrics.jsonl`, found from its end; None: there is none, or it is broken."""
-    path = folder / METRICS_NAME
+    path = folder / METRICS
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
