@@ -1,5 +1,8 @@
 """What a run keeps in its folder for people, beside log and metrics, and how it is read.
 
+    config.yaml              the newest configuration. They are numbered from 1 on; a resume that changes it keeps the
+                             one before, of number N, as `config-N.yaml`. The log's note at the run's beginning, and at
+                             each resume, has the number of the one that is in force from there on (`config`)
     checks.jsonl             a line for each check of an answer that ended: a `Check`, as JSON
     prox/step-000012.npz     log π_prox of what step 12 trained. A zip file, not compressed, as numpy.savez writes them:
                              `numpy.load(path)["17.3"]`, float32, one number for each response token of sample 17.3 (as
@@ -13,6 +16,7 @@ there, and its content has checksums; nothing else of a run needs these files, s
 
 import contextlib
 import io
+import re
 import zipfile
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -58,9 +62,23 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     attempts: dict[SampleId, int]
 
 
+_EARLIER: Final = re.compile(r"config-([1-9][0-9]{0,8})\.yaml")
 _ARRAY: Final = b"\x93NUMPY"  # how it begins
 _CHECK: Final = msgspec.json.Decoder(Check)
 _ABOUT: Final = msgspec.json.Decoder(About)
+
+
+def earlier_configs(folder: Path) -> dict[int, Path]:
+    """Those before a resume that changed it, by their numbers, in order."""
+    found = {int(match[1]): path for path in folder.glob("config-*.yaml") if (match := _EARLIER.fullmatch(path.name))}
+    return dict(sorted(found.items()))
+
+
+def config_path(folder: Path, number: int) -> Path:
+    """Of the configuration with that number; the file may not be there."""
+    earlier = earlier_configs(folder)
+    newest = max(earlier, default=0) < number
+    return folder / CONFIG if newest else earlier.get(number, folder / f"config-{number}.yaml")
 
 
 def read_checks(folder: Path, since: int = 0) -> tuple[list[Check], int]:

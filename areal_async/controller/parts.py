@@ -281,14 +281,15 @@ class Parts:
 
     def _write_beginning(self) -> None:
         """What stands in the log before the first event of this controller."""
-        log, data, config = self._log, self._data, self._config
-        if self._past is not None:
-            for record in self._past.missing:
-                log.append(record)
+        log, data, config, past = self._log, self._data, self._config, self._past
+        for record in (config.rules,) if past is None else past.missing:
+            log.append(record)
+        if past is None or not past.has_about:
+            log.append(resuming.about(config, self.folder.config, data))
+        if past is not None:
+            log.append(resuming.resumed_with(self.folder.config, past.ended))
             checkpoints.clean(self.folder.checkpoints)
             return
-        log.append(config.rules)
-        log.append(resuming.about(config, data))
         if data.left_out:
             logger.info("%s", data.left_out_in_words())
             long = {"left_out": data.left_out, "max_prompt_tokens": data.limit}

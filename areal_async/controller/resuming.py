@@ -33,7 +33,6 @@ from areal_async.log.turns import read_turns
 from areal_async.messages import (
     AnyCommand,
     AnyEvent,
-    AnyRecord,
     CheckpointDone,
     Finish,
     Note,
@@ -50,6 +49,7 @@ logger = logging.getLogger("areal_async")
 Fact: TypeAlias = str | int | float | bool | None
 
 RUN: Final = "run"  # the note that a run begins with
+RESUMED: Final = "resumed"  # the note that each resume begins with
 SAVED: Final = "model_saved"  # the note that it ends with
 _WHOLE_BYTES: Final = 64 << 20  # of a file: larger ones are compared by their size and both ends
 _END_BYTES: Final = 1 << 20
@@ -62,9 +62,15 @@ _MODEL_FILES: Final = (
 # ----------------------------------------------------------------------------------------- what a run is known again by
 
 
-def about(config: Config, data: TrainingData) -> Note:
-    """The note that a run begins with."""
-    return Note(at=0.0, what=RUN, data={"name": config.name, **environment(), **_identity(config, data)})
+def about(config: Config, number: int, data: TrainingData) -> Note:
+    """The note that a run begins with. number: of the configuration (`runfiles`)."""
+    facts = {"name": config.name, "config": number, **environment(), **_identity(config, data)}
+    return Note(at=0.0, what=RUN, data=facts)
+
+
+def resumed_with(number: int, at: float) -> Note:
+    """The note that a resume begins with. number: of the configuration from here on. at: run clock."""
+    return Note(at=at, what=RESUMED, data={"config": number, **environment()})
 
 
 def _identity(config: Config, data: TrainingData) -> dict[str, Fact]:
@@ -187,13 +193,15 @@ def _refused(path: Path, found: Difference) -> LogError:
 
 
 class Resumed(NamedTuple):
-    """core: as it was at the end. version: that training goes back to. ended: run clock at the end. missing: records
-    that the log lacks: what the end has cut off, and a note of this resume. in_words: the run and the checkpoint."""
+    """core: as it was at the end. version: that training goes back to. ended: run clock at the end. missing: commands
+    that the end has cut off. has_about: whether the log has the note that a run begins with. in_words: the run and the
+    checkpoint."""
 
     core: Orchestrator
     version: Version
     ended: float
-    missing: tuple[AnyRecord, ...]
+    missing: tuple[AnyCommand, ...]
+    has_about: bool
     in_words: str
 
 
@@ -212,9 +220,7 @@ def resume(root: Path, samples: Samples, config: Config, data: TrainingData) -> 
         raise ConfigError("\n".join(f"{root}: {why}" for why in wrong))
     version, state = _newest(past, root / "checkpoints")
     words = _in_words(past, root, version, state)
-    missing: list[AnyRecord] = [*past.missing] if past.about else [about(config, data)]
-    missing.append(Note(at=past.ended, what="resumed", data={**environment()}))
-    return Resumed(past.core, version, past.ended, tuple(missing), words)
+    return Resumed(past.core, version, past.ended, past.missing, bool(past.about), words)
 
 
 def _other_things(past: Past, config: Config, data: TrainingData) -> Iterator[str]:

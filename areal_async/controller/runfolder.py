@@ -3,11 +3,10 @@
 What always holds: two runs never share a folder, a socket or a name in shared memory, whenever they were started; the
 runtime folder can be entered only by the user, and is gone when the run is. Nothing in a run folder says where the
 folder lies, so it can be moved. `config.yaml` is the configuration that the run goes on with; the ones before a resume
-that changed it are `config-1.yaml`, `config-2.yaml`, … in their order.
+that changed it are `config-1.yaml`, `config-2.yaml`, … in their order; a kill leaves no half of one.
 """
 
 import glob
-import itertools
 import os
 import re
 import secrets
@@ -22,15 +21,18 @@ from areal_async.config_file import dump_config
 from areal_async.controller import remote_ranks
 from areal_async.errors import ConfigError
 from areal_async.log.format import DECISIONS_NAME
+from areal_async.runfiles import CONFIG, earlier_configs
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """root: `runs/NAME-TIME/`. runtime: folder of the sockets. token: names this run in shared memory."""
+    """root: `runs/NAME-TIME/`. runtime: folder of the sockets. token: names this run in shared memory. config: number
+    of its configuration (`runfiles`)."""
 
     root: Path
     runtime: Path
     token: str
+    config: int = 1
 
     @classmethod
     def create(cls, config: Config, run_dir: Path | None) -> "RunFolder":
@@ -45,7 +47,7 @@ class RunFolder:
                 )
             for name in ("log", "stderr"):
                 (root / name).mkdir()
-            (root / "config.yaml").write_text(dump_config(config))
+            (root / CONFIG).write_text(dump_config(config))
         except OSError as error:
             raise ConfigError(f"{root}: the run folder can't be made: {error.strerror}") from error
         return cls(root.resolve(), _runtime(config), secrets.token_hex(4))
@@ -73,10 +75,10 @@ class RunFolder:
             for name in ("log", "stderr"):
                 (root / name).mkdir(exist_ok=True)
             (root / remote_ranks.FILE).unlink(missing_ok=True)  # of ranks that were told of a controller that is gone
-            _write_config(root, dump_config(config))
+            number = _write_config(root, dump_config(config).encode())
         except OSError as error:
             raise ConfigError(f"{root}: the run folder can't be written: {error.strerror}") from error
-        return cls(root, _runtime(config), secrets.token_hex(4))
+        return cls(root, _runtime(config), secrets.token_hex(4), number)
 
     @property
     def checkpoints(self) -> Path:
@@ -99,21 +101,23 @@ class RunFolder:
 def _holds_a_run(root: Path) -> bool:
     """One that has begun, or ended before that: then its folder has a configuration and no sample."""
     log = root / "log"
-    begun = (root / "config.yaml").is_file() and log.is_dir() and not any(log.glob("payload-*"))
+    begun = (root / CONFIG).is_file() and log.is_dir() and not any(log.glob("payload-*"))
     return begun or (log / DECISIONS_NAME).is_file()
 
 
-def _write_config(root: Path, text: str) -> None:
-    """The configuration from now on; the one before is kept where it differs."""
-    current = root / "config.yaml"
-    if current.is_file():
-        if current.read_text() == text:
-            return
-        number = next(n for n in itertools.count(1) if not (root / f"config-{n}.yaml").exists())
-        shutil.copyfile(current, root / f"config-{number}.yaml")
-    unfinished = root / ".config.yaml"
-    unfinished.write_text(text)
-    unfinished.rename(current)
+def _write_config(root: Path, text: bytes) -> int:
+    """The configuration from now on; the one before is kept where it differs. Its number."""
+    current, unfinished = root / CONFIG, root / f".{CONFIG}"
+    number = max(earlier_configs(root), default=0) + 1
+    before = current.read_bytes() if current.is_file() else text
+    if before != text:
+        unfinished.write_bytes(before)
+        unfinished.rename(root / f"config-{number}.yaml")
+        number += 1
+    if before != text or not current.is_file():
+        unfinished.write_bytes(text)
+        unfinished.rename(current)
+    return number
 
 
 def _free_name(parent: Path, name: str) -> Path:

@@ -9,6 +9,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from areal_async.controller.resuming import RESUMED, RUN
 from areal_async.controller.samples import from_log, joined, of_rank
 from areal_async.errors import LogError
 from areal_async.log.format import PayloadRef, payload_path, payload_segments
@@ -33,13 +34,15 @@ from areal_async.wire.arrays import Array
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that survived. turn: number of the event after which it was sent. missing: a sample of it whose arrays are
-    not on the disk any more, "" if all are there."""
+    """A step that survived. turn: number of the event after which it was sent. config: number of the configuration that
+    it was trained with (`runfiles`); 0: an older log, which doesn't say. missing: a sample of it whose arrays are not
+    on the disk any more, "" if all are there."""
 
     step: int
     branch: int
     turn: int
     ranks: int
+    config: int
     missing: SampleId
 
 
@@ -76,13 +79,17 @@ class _Reading:
     def __init__(self, history: History, segments: Container[int]) -> None:
         self._history = history
         self._segments = segments
+        self._config = 0
         self._sent: dict[int, Step] = {}  # of the present branch, not answered yet
         self._places: dict[SampleId, dict[int, int]] = {}  # segment of each attempt
 
     def notes(self, notes: list[Note]) -> None:
         for note in notes:
-            if note.what == "run":
+            if note.what == RUN:
                 self._history.about = {k: value for k, value in note.data.items() if not isinstance(value, tuple)}
+            if note.what in (RUN, RESUMED):
+                number = note.data.get("config")
+                self._config = number if isinstance(number, int) else 0
 
     def turn(self, turn: Turn) -> None:
         history = self._history
@@ -110,7 +117,7 @@ class _Reading:
             case Train() as train:
                 missing = next((s.sample for s in train.samples if not self._is_there(s.sample, s.attempt)), "")
                 ranks = len(train.minibatches[0].ranks)
-                self._sent[train.step] = Step(train.step, train.branch, turn.number, ranks, missing)
+                self._sent[train.step] = Step(train.step, train.branch, turn.number, ranks, self._config, missing)
             case Release() as release:
                 for sample in release.samples:
                     self._places.pop(sample, None)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from areal_async import runfiles
 from areal_async.config import Config
 from areal_async.config_file import Sources, load_config, load_with_sources
 from areal_async.controller.resuming import digest_of_data, digest_of_model
@@ -39,9 +40,7 @@ def load_run_config(log: Path, overrides: Sequence[str], allowed: Sequence[str])
 
 def earlier_configs(log: Path, overrides: Sequence[str] = ()) -> list[tuple[Path, Config]]:
     """Those that the run had before a resume that changed it (`config-1.yaml`, …), the first one first."""
-    found = log.parent.glob("config-*.yaml")
-    numbered = [(int(number), path) for path in found if (number := path.stem.removeprefix("config-")).isdecimal()]
-    return [(path, load_config(path, overrides)) for _, path in sorted(numbered)]
+    return [(path, load_config(path, overrides)) for path in runfiles.earlier_configs(log.parent).values()]
 
 
 def load_run_data(config: Config, about: About) -> TrainingData:

@@ -6,8 +6,8 @@ guard, and get the messages that the live ones got: the recorded command, and ar
 publish has a name of its own in shared memory and is freed when the next version is published; however this ends,
 nothing of it is left.
 
-A run that was resumed with another number of ranks has batches for both. Then the ranks write a checkpoint into a
-private folder, and as many as the next step names begin with it.
+A run that was resumed with another number of ranks, or other settings, has steps of both. Then the ranks write a
+checkpoint into a private folder, and as many as the next step names, with its settings, begin with it.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from areal_async.config import Config
+from areal_async.config_file import load_config
 from areal_async.controller import checkpoints
 from areal_async.controller.controller import first_cause
 from areal_async.controller.crew import Crew
@@ -46,6 +47,7 @@ from areal_async.messages import (
 from areal_async.replay.answers import Compared
 from areal_async.replay.history import Batches, History, Step, read_history
 from areal_async.replay.run_files import earlier_configs, load_run_config, require_model
+from areal_async.runfiles import CONFIG, config_path
 from areal_async.specs import trainer_spec
 from areal_async.wire.router import Router
 
@@ -53,15 +55,18 @@ OPTIONS: Final = ("model", "train", "weights", "rollout.temperature", "seed")  #
 BREATH_TURNS: Final = 256  # so many are read before the event loop has its turn: heartbeats must go out
 MODEL: Final = "model"  # to begin with the run's first weights
 _PREFIX: Final = "step-"
+_PLACES: Final = ("ranks", "cores", "gpus", "listen", "start_timeout_s", "step_timeout_s")  # of `train`
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done. log: folder. checkpoint: that the ranks begin with; None: the model, version 0. steps: that
-    are trained again. said: what people should know of it."""
+    """What is to be done. log: folder. config: the run's newest; earlier: by their numbers, those with other settings
+    of the trainer. checkpoint: that the ranks begin with; None: the model, version 0. steps: that are trained again.
+    said: what people should know of it."""
 
     log: Path
     config: Config
+    earlier: Mapping[int, Config]
     version: Version
     checkpoint: Path | None
     steps: tuple[Step, ...]
@@ -78,9 +83,12 @@ def plan(log: Path, overrides: tuple[str, ...], begin: str | None, count: int | 
     config, _ = load_run_config(log, overrides, OPTIONS)
     history = read_history(log)
     require_model(Path(config.model.path), history.about)
-    said = list(_other_settings(log, config, overrides))
     version, checkpoint = _beginning(history, log.parent / "checkpoints", begin, count)
     steps = _until(history, version, count)
+    earlier = _earlier(log, config, overrides, {step.config for step in steps})
+    said = [*_other_settings(config, earlier, steps)]
+    if not all(step.config for step in steps):
+        said += _unknown_settings(log, config, overrides)
     if begin is None and version:
         lost = next(step for step in history.steps if step.missing)
         said.append(
@@ -95,7 +103,8 @@ def plan(log: Path, overrides: tuple[str, ...], begin: str | None, count: int | 
     if len(ranks) > 1:
         numbers = ", then ".join(map(str, ranks))
         said.append(f"the run was resumed with another train.ranks ({numbers}): so are the ranks here")
-    return Plan(log, _alone(config), version, checkpoint, tuple(steps), tuple(said))
+    alone = {number: _alone(other) for number, other in earlier.items()}
+    return Plan(log, _alone(config), alone, version, checkpoint, tuple(steps), tuple(said))
 
 
 def _beginning(history: History, root: Path, begin: str | None, count: int | None) -> tuple[Version, Path | None]:
@@ -139,17 +148,55 @@ def _until(history: History, version: Version, count: int | None) -> list[Step]:
     return history.steps[version : None if count is None else version + count]
 
 
-def _other_settings(log: Path, config: Config, overrides: tuple[str, ...]) -> Iterator[str]:
-    """What an earlier controller of the run trained with, before a resume changed it."""
-    now = _settings(config)
+def _earlier(log: Path, config: Config, overrides: tuple[str, ...], numbers: set[int]) -> dict[int, Config]:
+    """Of those that the log names, the ones that differ from `config` in what the trainer computes; where things lie,
+    and how many ranks there are, as in `config`. Raises ConfigError: one isn't there any more."""
+    found: dict[int, Config] = {}
+    for number in sorted(numbers - {0}):
+        path = config_path(log.parent, number)
+        if path.name == CONFIG:
+            continue
+        if not path.is_file():
+            raise ConfigError(
+                f"{path}: missing; steps were trained with it: name the run's whole folder, or begin "
+                f"behind them (--from {_PREFIX}N)"
+            )
+        other = _with_settings(config, load_config(path, overrides))
+        if _settings(other) != _settings(config):
+            found[number] = next((one for one in found.values() if _settings(one) == _settings(other)), other)
+    return found
+
+
+def _with_settings(config: Config, other: Config) -> Config:
+    """`config` with what the ranks' arithmetic depends on as in `other`; a resume leaves model and seed as they are."""
+    replace = msgspec.structs.replace
+    train = replace(other.train, **{name: getattr(config.train, name) for name in _PLACES})
+    return replace(config, train=train, rollout=replace(config.rollout, temperature=other.rollout.temperature))
+
+
+def _other_settings(config: Config, earlier: Mapping[int, Config], steps: Sequence[Step]) -> Iterator[str]:
+    """Which steps were trained with other settings, before a resume changed them."""
+    for number, group in itertools.groupby(steps, key=lambda step: step.config):
+        if number in earlier:
+            of = [step.step for step in group]
+            what = f"step {of[0]} was" if len(of) == 1 else f"steps {of[0]} to {of[-1]} were"
+            other = _differences(earlier[number], config)
+            yield f"{what} trained with other settings (config-{number}.yaml: {other}), and so here"
+
+
+def _unknown_settings(log: Path, config: Config, overrides: tuple[str, ...]) -> Iterator[str]:
+    """What an earlier controller trained with, where the log doesn't say which steps that were."""
     for path, earlier in earlier_configs(log, overrides):
-        before = _settings(earlier)
-        other = ", ".join(f"{name} {before[name]!r}, now {now[name]!r}" for name in now if before[name] != now[name])
-        if other:
+        if other := _differences(earlier, config):
             yield (
                 f"{path.name}: before a resume the trainer had other settings ({other}), so the steps of then differ "
                 f"here: give those settings as overrides, or begin behind that resume (--from {_PREFIX}N)"
             )
+
+
+def _differences(earlier: Config, config: Config) -> str:
+    before, now = _settings(earlier), _settings(config)
+    return ", ".join(f"{name} {before[name]!r}, now {now[name]!r}" for name in now if before[name] != now[name])
 
 
 def _settings(config: Config) -> dict[str, object]:
@@ -226,6 +273,7 @@ class _Again:
         self._checkpoint = plan.checkpoint
         self._version = plan.version  # that the ranks hold
         self._ranks = 0
+        self._config = plan.config
         self._published: list[Version] = []
         self._answers: dict[int, StepDone] = {}
         self._compared: list[Compared] = []
@@ -246,7 +294,7 @@ class _Again:
             )
         )
         self._stack = stack
-        await self._start(self._plan.steps[0].ranks)
+        await self._start(self._plan.steps[0])
         recorded = read_turns(self._plan.log)
         assert recorded is not None, "the plan has read it"
         for turn in recorded.turns:
@@ -266,13 +314,13 @@ class _Again:
         for command in turn.commands:
             match command:
                 case Train() as train if turn.number in self._turns:
-                    await self._train(train, self._turns[turn.number].ranks)
+                    await self._train(train, self._turns[turn.number])
                 case Publish() as publish if publish.version == self._version and self._version not in self._published:
                     await self._publish(publish)
 
-    async def _train(self, command: Train, ranks: int) -> None:
-        if ranks != self._ranks:
-            await self._change_ranks(ranks)
+    async def _train(self, command: Train, step: Step) -> None:
+        if step.ranks != self._ranks or self._config_of(step) is not self._config:
+            await self._change(step)
         self._trainer.train(command)
         self._answers[command.step] = await self._answer(StepDone)
         self._version = command.step + 1
@@ -299,20 +347,23 @@ class _Again:
                 case event if isinstance(event, kind):
                     return event
 
-    async def _change_ranks(self, ranks: int) -> None:
+    async def _change(self, step: Step) -> None:
         folder = self._checkpoint = self._folder / f"checkpoint-{self._version}"
         folder.mkdir()
         await self._trainer.checkpoint(folder, folder.name)
         await self._trainer.leave()
-        await self._start(ranks)
+        await self._start(step)
         await asyncio.to_thread(shutil.rmtree, folder)  # as large as three models; nobody goes back to it
 
-    async def _start(self, ranks: int) -> None:
-        self._watch.starting(self._version, ranks)
-        self._ranks, self._published = ranks, []
+    def _config_of(self, step: Step) -> Config:
+        return self._plan.earlier.get(step.config, self._plan.config)
+
+    async def _start(self, step: Step) -> None:
+        self._watch.starting(self._version, step.ranks)
+        self._ranks, self._config, self._published = step.ranks, self._config_of(step), []
         self._heard = asyncio.Queue()  # nothing of the ranks before
         self._trainer = Trainer(
-            self._for(ranks), self._recipes, self._router, self._batches.part, self._crew,
+            _for(self._config, step.ranks), self._recipes, self._router, self._batches.part, self._crew,
             checkpoint_folder=lambda _: self._begin_folder(), keep=lambda train, kept: None,
             take=self._heard.put_nowait, now=lambda: time.monotonic() - self._begun,
         )  # fmt: skip
@@ -320,14 +371,6 @@ class _Again:
             self._stack, self._router.address, self._secret, self._folder, self._stderr,
             f"areal-{secrets.token_hex(4)}", self._version,
         )  # fmt: skip
-
-    def _for(self, ranks: int) -> Config:
-        """The cores that were given to another number of ranks mean nothing."""
-        config, train = self._plan.config, self._plan.config.train
-        if train.ranks == ranks:
-            return config
-        train = msgspec.structs.replace(train, ranks=ranks, cores=None, gpus=None)
-        return msgspec.structs.replace(config, train=train)
 
     def _begin_folder(self) -> Path:
         assert self._checkpoint is not None, "ranks begin with version 0 or a checkpoint"
@@ -338,3 +381,11 @@ class _Again:
 
     def _joined(self, hello: Hello) -> str | None:
         return self._trainer.on_joined(hello)
+
+
+def _for(config: Config, ranks: int) -> Config:
+    """The cores that were given to another number of ranks mean nothing."""
+    if config.train.ranks == ranks:
+        return config
+    train = msgspec.structs.replace(config.train, ranks=ranks, cores=None, gpus=None)
+    return msgspec.structs.replace(config, train=train)

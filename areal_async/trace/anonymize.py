@@ -90,6 +90,7 @@ _NOTES: Final[dict[str, frozenset[str]]] = {
             *_WORDS,
             *_MACHINE,
             "name",
+            "config",
             "model.path",
             "data.train",
             "the longest prompt in tokens",
@@ -97,7 +98,7 @@ _NOTES: Final[dict[str, frozenset[str]]] = {
         )
     ),
     "long_prompts": frozenset(("left_out", "max_prompt_tokens")),
-    "resumed": frozenset(("python", "areal_async", *PACKAGES, *_MACHINE)),
+    "resumed": frozenset(("python", "areal_async", "config", *PACKAGES, *_MACHINE)),
     "model_saved": frozenset(("reason",)),
     **dict.fromkeys(
         ("continued", "moved", "repeated", "completed"),
