@@ -11,7 +11,7 @@
     GET /api/runs/{run}/samples?…               SamplePage; the filters are the fields of `SampleQuery`
     GET /api/runs/{run}/samples/{id}            SampleFull
     GET /api/runs/{run}/peers                   Peers
-    GET /api/runs/{run}/config                  text/plain: its config.yaml
+    GET /api/runs/{run}/config                  text/plain: its config.yaml, and behind it those before a resume
 
 {run}: `RunRow.key`. Errors: JSON {"error": "one line: what, where, what to do"} with status 400 (the question is
 wrong), 401 (no token), 404 (there is no such thing) or 500.

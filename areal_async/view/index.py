@@ -37,6 +37,7 @@ from areal_async.trace.life import GroupLife, SampleLife
 from areal_async.trace.lives import Lives
 from areal_async.trace.samples import Assembler, Decode
 from areal_async.view import api, tables, timeline, troubles
+from areal_async.view.configs import Configs
 from areal_async.view.spans import SpanTable
 from areal_async.view.tables import Looked, Value
 from areal_async.wire.arrays import Array
@@ -50,7 +51,8 @@ class Index:
     """Of the log in `log_folder` (it may not be there yet), in a database of `tables.open_database`.
 
     decode: token ids to text; None: without texts. lives, drawing: of what was read so far, None before its beginning.
-    spans: of the timeline. checks_problem: why the run's checks can't be read, or "". `close` it at the end.
+    spans: of the timeline. configs: in force so far. checks_problem: why the run's checks can't be read, or "". `close`
+    it at the end.
     """
 
     def __init__(self, log_folder: Path, database: sqlite3.Connection, decode: Decode | None) -> None:
@@ -70,6 +72,7 @@ class Index:
         self.lives: Lives | None = None
         self.drawing: Drawing | None = None
         self.spans = SpanTable(self.database)
+        self.configs = Configs()
         self.samples = 0
         self._done = False
         self._checks_at = 0  # byte of checks.jsonl
@@ -155,11 +158,13 @@ class Index:
         if drawing is None:
             assert self._follower.rules is not None, "a log begins with its rules"
             drawing = self.drawing = Drawing(self.spans, self._follower.rules, lambda sample: False, None)
+            self.configs.note(self._follower.notes)
         lives = self.lives = drawing.lives
         before = (lives.version, lives.branch)
         for group in drawing.take(turn):
             self._changed[group.id] = group
         self._take_event(turn, before)
+        self.configs.note(turn.notes)
         for command in turn.commands:
             match command:
                 case StartSample(attempt=attempt) if attempt:
@@ -195,6 +200,7 @@ class Index:
                 ]
                 self._change(again)
                 self.database.execute("DELETE FROM lags WHERE step >= ?", (event.to,))
+                self.configs.back(event.to)
 
     def _change(self, groups: Iterable[GroupId]) -> None:
         assert self.lives is not None, "a turn was taken"

@@ -16,7 +16,7 @@ import msgspec
 
 from areal_async.errors import ArealError
 from areal_async.log.format import DECISIONS_NAME
-from areal_async.runfiles import CONFIG, EVALUATIONS
+from areal_async.runfiles import EVALUATIONS
 from areal_async.trace.samples import find_decoder
 from areal_async.trace.things import thing
 from areal_async.view import tables
@@ -33,6 +33,7 @@ from areal_async.view.api import (
     Timeline,
 )
 from areal_async.view.chosen import Chosen, choose, named
+from areal_async.view.configs import Configs, configurations
 from areal_async.view.index import Index
 from areal_async.view.peers import PeersWatch
 from areal_async.view.rows import Rows
@@ -175,12 +176,11 @@ class Run:
         return await self._peers.look(self._rows.verdicts)
 
     def config(self) -> str:
-        """Text of its configuration. Errors: NotThere."""
-        path = self.folder / CONFIG
+        """Text of its configuration, and of those before a resume. Errors: NotThere."""
         try:
-            return path.read_text(encoding="utf-8", errors="replace")
+            return configurations(self.folder, Configs() if self._index is None else self._index.configs)
         except OSError as error:
-            raise NotThere(f"{path}: can't be read: {error.strerror}") from None
+            raise NotThere(f"{error.filename}: can't be read: {error.strerror}") from None
 
     async def _read(self) -> tuple[Index, Samples]:
         """What was read of the log so far. Errors: ArealError: it can't be read at all."""
