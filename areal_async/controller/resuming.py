@@ -64,8 +64,8 @@ _MODEL_FILES: Final = (
 
 def about(config: Config, number: int, data: TrainingData) -> Note:
     """The note that a run begins with. number: of the configuration (`runfiles`)."""
-    facts = {"name": config.name, "config": number, **environment(), **_identity(config, data)}
-    return Note(at=0.0, what=RUN, data=facts)
+    facts = _identity(config, data)
+    return Note(at=0.0, what=RUN, data={"name": config.name, "config": number, **environment(), **facts})
 
 
 def resumed_with(number: int, at: float) -> Note:
