@@ -29,6 +29,8 @@ from areal_async.config_yaml import (
 from areal_async.errors import ConfigError
 from areal_async.rollout import reasoning_gym
 
+MOST_BYTES: Final = 1 << 20  # of a file. Ours have a few kB; PyYAML takes minutes for a data file named by mistake
+
 # Options that name files or folders, and what relative ones count from.
 _FROM_FILE: Final = ("model.path", "data.train", "data.eval", "train.reference_path", "import_path")
 _FROM_WORKING_DIRECTORY: Final = ("runs_dir", "runtime_dir", "weights.folder")
@@ -106,9 +108,14 @@ def dump_config(config: Config) -> str:
 
 def read_text(source: str) -> str:
     try:
-        data = Path(source).read_bytes()
+        with Path(source).open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{source}: can't be read: {error.strerror}") from error
+    if len(data) > MOST_BYTES:
+        raise ConfigError(
+            f"{source}: larger than {MOST_BYTES >> 20} MiB: not a configuration; name a YAML file of options"
+        )
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:

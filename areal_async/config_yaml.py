@@ -93,13 +93,15 @@ def read_tree(text: str, source: str) -> tuple[Entry, list[Problem]]:
     A file that holds nothing is an empty section.
     """
     empty = Entry(Place(source, 1), {})
-    problems = [
-        Problem(Place(source, number), "", "a tab before a key; YAML indents by spaces only")
+    tabs = [
+        number
         for number, line in enumerate(text.split("\n"), 1)
         if "\t" in line[: len(line) - len(line.lstrip())] and line.strip() and not line.lstrip().startswith("#")
     ]
-    if problems:
-        return empty, problems
+    if tabs:
+        more = len(tabs) - 1
+        further = "" if not more else f", as in line {tabs[1]}" if more == 1 else f", as in {more} lines after it"
+        return empty, [Problem(Place(source, tabs[0]), "", f"a tab before a key{further}; YAML indents by spaces only")]
     node, broken = _compose(text, source)
     if broken is not None:
         return empty, [broken]

@@ -16,7 +16,7 @@ from areal_async.config import (
     ServerConfig,
     TrainConfig,
 )
-from areal_async.config_file import Sources, dump_config, load_config, load_with_sources
+from areal_async.config_file import MOST_BYTES, Sources, dump_config, load_config, load_with_sources
 from areal_async.errors import ConfigError
 
 WHOLE = """\
@@ -186,6 +186,8 @@ def test_what_is_missing(write):
     [
         ("name: x\n\tseed: 1\n", "mine.yaml:2: a tab before a key; YAML indents by spaces only"),
         ("\tname: x\n", "mine.yaml:1: a tab before a key; YAML indents by spaces only"),
+        ("a:\n\tb: 1\n\n\tc: 1\n", "mine.yaml:2: a tab before a key, as in line 4; YAML indents by spaces only"),
+        ("\ta: 1\n" * 9, "mine.yaml:1: a tab before a key, as in 8 lines after it; YAML indents by spaces only"),
         ("name: x\ntrain:\n  \tlr: 1\n", "mine.yaml:3: a tab before a key; YAML indents by spaces only"),
         ("name:\tx\n", "mine.yaml:1: not YAML: found character '\\t' that cannot start any token, while scanning for the next token"),  # noqa: E501
         ("name: [x\n", "mine.yaml:2: not YAML: expected ',' or ']', but got '<stream end>', while parsing a flow sequence"),  # noqa: E501
@@ -212,6 +214,8 @@ def test_tags_are_not_read(write):
 
 def test_unreadable_files(write, tmp_path):
     assert wrong("none.yaml") == ["none.yaml: can't be read: No such file or directory"]
+    Path("data.jsonl").write_text("#" * (MOST_BYTES + 1))
+    assert wrong("data.jsonl") == ["data.jsonl: larger than 1 MiB: not a configuration; name a YAML file of options"]
     (tmp_path / "latin.yaml").write_bytes(b"name: x\n# caf\xe9\n")
     assert wrong("latin.yaml") == ["latin.yaml:2: not UTF-8 text (byte 0xe9)"]
 
