@@ -326,9 +326,9 @@ class ForkServer:
             why = traceback.format_exc()
             if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
                 why += limits.out_of_memory(self._limits.memory_mib)
-            return Outcome("crash", why[-WHY_CHARACTERS:])
+            return Outcome("crash", _end_of(why, WHY_CHARACTERS))
         return msgspec.structs.replace(
-            found, why=found.why[-WHY_CHARACTERS:], extracted=found.extracted[-EXTRACTED_CHARACTERS:]
+            found, why=_end_of(found.why, WHY_CHARACTERS), extracted=_end_of(found.extracted, EXTRACTED_CHARACTERS)
         )
 
     # --------------------------------------------------------------------------------------------- what checks started
@@ -351,6 +351,11 @@ class ForkServer:
             except ChildProcessError:
                 return
             time.sleep(LEFTOVER_S)
+
+
+def _end_of(text: str, most: int) -> str:
+    """Half of a surrogate pair, which a function may put into a message, can't be sent."""
+    return text.encode(errors="backslashreplace").decode()[-most:]
 
 
 def _outcome_of(running: _Running, exit_code: int) -> Outcome:
