@@ -13,15 +13,20 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from hypothesis import HealthCheck, settings
 
 from areal_async.config import Config
 from areal_async.config_file import load_config
 from areal_async.testing.small_run import write_model
 
+# The same examples each time, and no deadline: what fails must fail alike on a fast, a slow and a busy machine.
+settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
+
 uvloop.new_event_loop().close()  # libuv opens a pipe for signals once a process, and keeps it
 
 ROOT = Path(__file__).resolve().parent.parent
-SETTLE_S = 5.0  # how long a child or a socket that a test has just ended may take to go
+SETTLE_S = 20.0  # how long a child or a socket that a test has just ended may take to go
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

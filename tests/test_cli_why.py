@@ -27,7 +27,7 @@ from areal_async.log.writer import RunLog
 from areal_async.messages import AnyRecord, Fail, Finish, Woke
 from areal_async.testing.recipes import scripted
 
-from .waiting import Straggler, until
+from .waiting import Straggler, until, wait_until
 
 Make = Callable[..., Config]
 
@@ -209,9 +209,20 @@ async def standing(make: Make, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     workflow = Straggler()
     async with Controller(make(), workflow=workflow, recipes=scripted()) as run:
         assert run.phase == "starting"  # before anything of it has had a turn
-        await until(lambda: "step 2 waits for group 0" in run.phase)
-        await asyncio.sleep(0.3)
+        await until(lambda: "waits: step 2 waits for group 0" in text(look(run.folder)))
         yield run, workflow
+
+
+async def until_told(run: Controller, part: str) -> str:
+    """All that was told when this was."""
+    found: list[str] = []
+
+    def told_now() -> bool:
+        found.append(text(look(run.folder)))
+        return part in found[-1]
+
+    await until(told_now)
+    return found[-1]
 
 
 @pytest.mark.slow
@@ -242,11 +253,10 @@ async def test_a_lost_server_is_told_with_its_cause(make_config: Make, monkeypat
     async with standing(make_config, monkeypatch) as (run, workflow):
         (server,) = (child.pid for child in look(run.folder).children if child.name == "server-0")
         os.kill(server, signal.SIGKILL)
-        await until(lambda: "server 0: lost for" in text(look(run.folder)))
-        words = text(look(run.folder))
+        words = await until_told(run, "server 0: lost for")
         assert "starts again in" in words
         assert f"it was lost: server 0 (pid {server}) was ended by SIGKILL" in words
-        await until(lambda: "server 0: serving for" in text(look(run.folder)))
+        await until_told(run, "server 0: serving for")
         workflow.go.set()
         await run.run()
 
@@ -287,13 +297,16 @@ def test_a_controller_that_is_stopped_and_then_killed(
 ) -> None:
     process, folder = program
     monkeypatch.setattr(cli_why, "OLD_S", 1.0)
-    assert f"controller: pid {process.pid} lives; the longest stop of its loop" in text(look(folder))
+
+    def lives() -> bool:
+        return f"controller: pid {process.pid} lives; the longest stop of its loop" in text(look(folder))
+
+    wait_until(lives, 60)
     process.send_signal(signal.SIGSTOP)
     time.sleep(1.5)
     assert f"its loop stands still; py-spy dump --pid {process.pid} shows where" in text(look(folder))
     process.send_signal(signal.SIGCONT)
-    time.sleep(0.7)
-    assert "stands still" not in text(look(folder))
+    wait_until(lives, 60)
     process.kill()
     process.wait()
     assert "controller: not running; no end is told: the controller was killed, after" in text(look(folder))

@@ -257,7 +257,7 @@ async def test_who_finds_no_server_waits_for_one(house: House) -> None:
     assert "server 0 (version 7), server 1 (version 8)" in house.fleet.waits()
     await house.lives[0].client.swap(9, INFO)
     house.fleet.swapped(house.lives[0], 9)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert (await task).versions.tolist() == [9] * 40
     assert house.fleet.waits() == ""
 
@@ -337,7 +337,7 @@ async def test_a_connection_that_is_reset_after_the_start_gives_one_answer(house
 
 async def test_answers_in_flight_live_through_a_swap_and_the_next_begins_with_it(house: House) -> None:
     """P23: 16 in flight when the server's weights change; each goes on, old tokens keep their version."""
-    house.servers[0].token_s = 0.003
+    house.servers[0].token_s = 0.01  # the first one is not to end before the last one has begun
     running = [asyncio.create_task(house.session(sample=f"1.{n}").generate(PROMPT)) for n in range(16)]
     await until(lambda: all(house.lives[0].client.tokens_so_far(f"1.{n}-2-0") >= 8 for n in range(16)))
     await house.lives[0].client.swap(8, INFO)
@@ -349,6 +349,7 @@ async def test_answers_in_flight_live_through_a_swap_and_the_next_begins_with_it
         own = sample_seed(5, f"1.{n}", 2, 0)
         assert answer.token_ids.tolist() == [drawn_token(own, v, i, VOCAB) for v, i in whole]
         assert answer.versions.tolist() == [v for v, _ in whole]
+    house.servers[0].token_s = 0.0
     assert (await house.session(sample="1.0").generate(PROMPT)).versions.tolist() == [8] * 40
     assert not house.notes
     assert len(house.asked()) == 17

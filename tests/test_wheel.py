@@ -1,18 +1,19 @@
 """The package as a stranger gets it: a wheel, installed into an empty environment without torch or vLLM."""
 
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-TRIES = 3  # of a timed command; the fastest counts, since the machine may be busy
+LIMIT_S = 60.0  # of what takes a second on a free machine
+TRIES = 3  # of a timed command; the fastest counts
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +33,19 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fastest_s(command: list[str], cwd: Path) -> float:
+    """Seconds of a core: whatever else the machine does, it is the command's own work."""
     times = []
     for _ in range(TRIES):
-        begun = time.monotonic()
-        subprocess.run(command, check=True, cwd=cwd, capture_output=True)
-        times.append(time.monotonic() - begun)
+        before = used_s()
+        subprocess.run(command, check=True, cwd=cwd, capture_output=True, timeout=LIMIT_S)
+        times.append(used_s() - before)
     return min(times)
+
+
+def used_s() -> float:
+    """By all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @pytest.mark.slow
@@ -79,12 +87,12 @@ def test_the_view_has_its_page_and_what_draws(environment: Path, tmp_path: Path)
             assert line, f"it ended and has only said: {said}"
         got = {name: _get(address.group() + name) for name in ("", "static/app.js", "static/plotly.min.js")}
         viewer.send_signal(signal.SIGINT)
-        assert viewer.wait(timeout=10) == 0
+        assert viewer.wait(timeout=LIMIT_S) == 0
     assert b"<!doctype html>" in got[""].lower()
     assert b"import" in got["static/app.js"]
     assert b"plotly.js v" in got["static/plotly.min.js"][:200]
 
 
 def _get(address: str) -> bytes:
-    with urllib.request.urlopen(address, timeout=10) as answer:
+    with urllib.request.urlopen(address, timeout=LIMIT_S) as answer:
         return bytes(answer.read())

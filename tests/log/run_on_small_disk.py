@@ -19,6 +19,7 @@ from areal_async.testing.recipes import scripted
 DISK_BYTES = 4 << 20
 FULL_AT = (1, 4)  # steps
 STILL_S = 2.5  # two tries of the run
+QUIET_S = 1.5  # nothing has been carried out for so long: what was before has come to its end
 
 
 class Kept(logging.Handler):
@@ -47,21 +48,34 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
+def sizes(*paths: Path) -> list[int]:
+    return [path.stat().st_size for path in paths]
+
+
+async def settled(*paths: Path) -> list[int]:
+    """Their sizes, when they have stayed the same for a while."""
+    before, now = list[int](), sizes(*paths)
+    while now != before:
+        before = now
+        await asyncio.sleep(QUIET_S)
+        now = sizes(*paths)
+    return now
+
+
 async def live(config_path: Path, disk: Path, books: Path, server_book: Path) -> dict[str, object]:
     said = Kept()
     logging.getLogger("areal_async").addHandler(said)
     seen = []
     recipes = scripted(books=books, server_book=server_book, step_s=0.05)
-    async with asyncio.timeout(60), Controller(load_config(config_path), run_dir=disk / "run", recipes=recipes) as run:
+    async with asyncio.timeout(240), Controller(load_config(config_path), run_dir=disk / "run", recipes=recipes) as run:
         async for row in run.steps():
             if row.step in FULL_AT:
                 ballast = fill(disk)
                 while said.count("no room to write the log") == len(seen):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-                await asyncio.sleep(0.5)  # what was carried out before has come to its end
-                before = [path.stat().st_size for path in (books, server_book)]
+                before = await settled(books, server_book)
                 await asyncio.sleep(STILL_S)
-                after = [path.stat().st_size for path in (books, server_book)]
+                after = sizes(books, server_book)
                 seen.append({"before": before, "after": after})
                 ballast.unlink()
         result = run.result()

@@ -149,7 +149,7 @@ async def test_it_is_said_again_and_again(
     monkeypatch.setattr(turn, "SAY_S", 0.03)
     disk.full = True
     bench.turn.take(Woke(at=1.0))
-    await until(lambda: caplog.text.count("no room to write the log") == 3)
+    await until(lambda: caplog.text.count("no room to write the log") >= 3)
     disk.full = False
     await until(lambda: bench.carried_out == ["1.0"])
 
@@ -181,7 +181,7 @@ async def test_a_sync_waits_for_room(bench: Bench, disk: Disk, caplog: pytest.Lo
     assert not sync.done()
     assert bench.seen == []  # the event waits, too
     disk.full = False
-    await asyncio.wait_for(sync, 5)
+    await asyncio.wait_for(sync, 60)
     await until(lambda: bench.carried_out == ["1.0"])
 
 
@@ -259,7 +259,7 @@ def test_a_run_on_a_disk_that_fills_twice(make_config: Callable[..., Config], tm
     result = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "sh", "-c", command, disk,
          sys.executable, script, config, disk, books, server_book],
-        capture_output=True, text=True, timeout=90, check=False,
+        capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)

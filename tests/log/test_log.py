@@ -380,7 +380,7 @@ except LogError as error:
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 log.close()
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
     assert "no room to write the log (File too large)" in result.stdout
     with closing(RunLog(tmp_path, MANY)) as log:
         assert log.get("1.0", 0)[0].tolist() == list(range(1000))
@@ -400,7 +400,7 @@ log.flush()
 log.append(Woke(at=2.0))
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    subprocess.run([sys.executable, "-c", code], timeout=30, check=False)
+    subprocess.run([sys.executable, "-c", code], timeout=200, check=False)
     assert messages(tmp_path) == [RULES, Woke(at=1.0)]
     with closing(RunLog(tmp_path, MANY)) as log:
         assert log.get("0.0", 0)[0].tolist() == list(range(10))

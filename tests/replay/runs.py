@@ -47,15 +47,18 @@ OPTIONS: Final = ("rollout.stop_token_ids=[]", "rollout.max_staleness=1", "rewar
 
 class Odd(SingleTurn):
     """held: answers of the first prompt wait until `go`, so that they get old. flaky: some first attempts fail. It
-    rewards the third prompt's answers itself, with a NaN."""
+    rewards the third prompt's answers itself, with a NaN. noticed: nothing more is asked for until then."""
 
     def __init__(self, *, held: bool, flaky: bool) -> None:
         self._held, self._flaky = held, flaky
         self.go = asyncio.Event()
+        self.noticed = asyncio.Event()
+        self.noticed.set()
 
     async def run(self, session: Session, prompt: Prompt) -> Sample:
         if self._flaky and session.attempt == 0 and prompt.position % 3 == 1:
             raise RuntimeError(f"the tool did not answer at position {prompt.position}")
+        await self.noticed.wait()
         sample = await super().run(session, prompt)
         if self._held and prompt.position == 0:
             await self.go.wait()
@@ -138,14 +141,15 @@ async def _run(kind: Kind, folder: Path) -> Path:
     recipes = scripted(token_s=0.001, step_s=STEP_S, trainer_orders=orders)
     resume = kind.killed is not None
     controller = Controller(load_config(config), run_dir=run_dir, resume=resume, recipes=recipes, workflow=workflow)
-    async with asyncio.timeout(120), controller as run:
+    async with asyncio.timeout(400), controller as run:
         async for row in run.steps():
             if row.step == 3:
                 workflow.go.set()
                 if kind.kill_server:
-                    child = run._parts._servers._lives["1"].child
-                    assert child is not None
-                    os.kill(child.pid, signal.SIGKILL)
+                    life = run._parts._servers._lives["1"]
+                    assert life.child is not None
+                    workflow.noticed = life.live.gone  # or the run may be over first
+                    os.kill(life.child.pid, signal.SIGKILL)
     return run_dir
 
 

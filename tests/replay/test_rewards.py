@@ -272,7 +272,7 @@ def test_nothing_is_left_of_one_that_was_interrupted(number: signal.Signals, con
     begun, left = tmp_path / "begun", tmp_path / "t"
     left.mkdir()
     sleeps = (
-        f"import pathlib, time\n\ndef reward(response):\n    pathlib.Path({str(begun)!r}).touch(); time.sleep(60)\n"
+        f"import pathlib, time\n\ndef reward(response):\n    pathlib.Path({str(begun)!r}).touch(); time.sleep(600)\n"
     )
     (tmp_path / "sleeps.py").write_text(sleeps)
     run = write_log(config, tmp_path / "run", [Said("1.0", RIGHT)]).parent
@@ -280,9 +280,9 @@ def test_nothing_is_left_of_one_that_was_interrupted(number: signal.Signals, con
     environment = os.environ | {"TMPDIR": str(left)}
     command = [sys.executable, "-m", "areal_async", *words]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        wait_until(begun.exists, 30)
+        wait_until(begun.exists, 120)
         process.send_signal(number)
-        assert process.wait(10) == 130
+        assert process.wait(60) == 130
         assert process.stderr is not None
         assert process.stderr.read().decode().endswith("areal-async: interrupted; all processes were ended\n")
     assert list(left.iterdir()) == []

@@ -191,9 +191,10 @@ async def test_ranks_from_elsewhere(recorded: Path, caplog: pytest.LogCaptureFix
 
     def by_hand() -> None:
         def written() -> list[Path]:
-            return list(Path(tempfile.gettempdir()).glob("areal-*/connect.json"))
+            there = Path(tempfile.gettempdir()).glob("areal-*/connect.json")
+            return [path for path in there if path.stat().st_size]  # and not just begun
 
-        wait_until(lambda: bool(written()), 10)
+        wait_until(lambda: bool(written()), 60)
         there = msgspec.json.decode(written()[0].read_bytes(), type=TrainerConnection)
         ranks = [ScriptedRank(rank, there.ranks, there.spec, 0.0, None) for rank in range(there.ranks)]
         hands = [

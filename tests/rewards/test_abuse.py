@@ -100,6 +100,8 @@ def comes_back_twice():
 '''
 
 TIMEOUT_S = 1.0
+PATIENT_S = 30.0  # the timeout of what isn't to end by it, also on a busy machine
+TRIES = 5  # of what is to end in time; the fastest counts
 LIMITS = Limits(memory_mib=64, processes=16, open_files=64, file_mib=4, output_kib=100)
 EXPECTED = {
     "tower": ("timeout", "not done after 1 s"),
@@ -167,7 +169,7 @@ def groups(pid: int) -> list[Path]:
     return list(folder.glob(f"{cgroups.NAME}.*.{pid}.*")) if folder else []
 
 
-def settled(condition: Callable[[], bool], deadline_s: float = 5.0) -> bool:
+def settled(condition: Callable[[], bool], deadline_s: float = 20.0) -> bool:
     limit = time.monotonic() + deadline_s
     while not condition() and time.monotonic() < limit:
         time.sleep(0.01)
@@ -176,14 +178,19 @@ def settled(condition: Callable[[], bool], deadline_s: float = 5.0) -> bool:
 
 @pytest.mark.parametrize("abuse", sorted(EXPECTED.keys() - HOLDS_ONLY_IN_A_GROUP))
 def test_it_ends_by_its_limit_and_leaves_nothing(spec_of_abuse: Callable[..., RewardSpec], abuse: str) -> None:
-    with Sandbox(spec_of_abuse()) as sandbox:
+    verdict, why = EXPECTED[abuse]
+    times = []
+    with Sandbox(spec_of_abuse(timeout_s=TIMEOUT_S if verdict == "timeout" else PATIENT_S)) as sandbox:
         list(results(sandbox, ["easy"]))
         before = state_of(sandbox.pid)
-        ((_, found),) = results(sandbox, [abuse])
-        verdict, why = EXPECTED[abuse]
-        assert (found.verdict, why in found.why) == (verdict, True), found
-        assert found.seconds < TIMEOUT_S + 1
-        assert settled(lambda: state_of(sandbox.pid) == before), (before, state_of(sandbox.pid))
+        for _ in range(TRIES):
+            ((_, found),) = results(sandbox, [abuse])
+            assert (found.verdict, why in found.why) == (verdict, True), found
+            assert settled(lambda: state_of(sandbox.pid) == before), (before, state_of(sandbox.pid))
+            times.append(found.seconds)
+            if found.seconds < TIMEOUT_S + 1:
+                return
+    pytest.fail(f"it never ended in time, but after {times} s")
 
 
 def test_two_hundred_of_them_beside_easy_ones(spec_of_abuse: Callable[..., RewardSpec]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from areal_async.messages import RewardSpec, ScoreResult, ScoreTask
+from areal_async.messages import CodeOptions, RewardSpec, ScoreResult, ScoreTask
 from areal_async.rewards.sandbox import Sandbox
 
 pytestmark = pytest.mark.slow
@@ -32,24 +32,34 @@ Cheat = Callable[..., ScoreResult]
 @pytest.fixture(scope="module")
 def cheat() -> Iterator[Cheat]:
     with Sandbox(RewardSpec(function="code")) as sandbox:
+        yield cheat_in(sandbox)
 
-        def judge(program: str, inputs: list[object], outputs: list[object], function: str = "") -> ScoreResult:
-            tests = {"inputs": inputs, "outputs": outputs, **({"fn_name": function} if function else {})}
-            task = ScoreTask(
-                sample="0.0",
-                attempt=0,
-                prompt="",
-                answer=None,
-                finish="stop",
-                response=f"```python\n{program}\n```",
-                columns={"tests": msgspec.Raw(msgspec.msgpack.encode(tests))},
-            )
-            sandbox.submit(1, task, b"")
-            found = sandbox.next_result()
-            assert found is not None
-            return found[1]
 
-        yield judge
+@pytest.fixture(scope="module")
+def patient() -> Iterator[Cheat]:
+    """For what must come to its end, also on a busy machine."""
+    with Sandbox(RewardSpec(function="code", timeout_s=100.0, code=CodeOptions(test_timeout_s=50.0))) as sandbox:
+        yield cheat_in(sandbox)
+
+
+def cheat_in(sandbox: Sandbox) -> Cheat:
+    def judge(program: str, inputs: list[object], outputs: list[object], function: str = "") -> ScoreResult:
+        tests = {"inputs": inputs, "outputs": outputs, **({"fn_name": function} if function else {})}
+        task = ScoreTask(
+            sample="0.0",
+            attempt=0,
+            prompt="",
+            answer=None,
+            finish="stop",
+            response=f"```python\n{program}\n```",
+            columns={"tests": msgspec.Raw(msgspec.msgpack.encode(tests))},
+        )
+        sandbox.submit(1, task, b"")
+        found = sandbox.next_result()
+        assert found is not None
+        return found[1]
+
+    return judge
 
 
 def assert_wrong(found: ScoreResult) -> None:
@@ -96,19 +106,19 @@ SEARCHES = [
     pytest.param("text = [input()]", OBJECTS, id="objects"),
     pytest.param("text = input()", FRAMES, id="frames"),
     pytest.param("r, w = os.pipe(); os.write(w, input().encode())", DESCRIPTORS, id="descriptors"),
-    pytest.param("import subprocess\nsubprocess.Popen(['sleep', '30'], env={'a': input()})", ARGUMENTS,
+    pytest.param("import subprocess\nsubprocess.Popen(['sleep', '300'], env={'a': input()})", ARGUMENTS,
                  id="environments"),
     pytest.param("open('x', 'w').write(input())", FILES, id="files"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("put", "search"), SEARCHES)
-def test_the_expected_output_is_nowhere(cheat: Cheat, put: str, search: str, tmp_path: Path) -> None:
+def test_the_expected_output_is_nowhere(patient: Cheat, put: str, search: str, tmp_path: Path) -> None:
     """And the same search finds it where it is there, since it was in the input."""
     (tmp_path / "answers.json").write_text(SECRET)
     program = f"{LOOK}\n{put}\n{search}\nprint('not found')"
-    assert "got 'not found'" in cheat(program, [f"{SECRET[:-1]}?\n"], [SECRET]).why
-    assert cheat(program, [f"{SECRET}\n"], [SECRET]).verdict == "right"
+    assert "got 'not found'" in patient(program, [f"{SECRET[:-1]}?\n"], [SECRET]).why
+    assert patient(program, [f"{SECRET}\n"], [SECRET]).verdict == "right"
 
 
 FORGERIES = [
@@ -167,33 +177,33 @@ LEFT = [
                  id="shared-memory"),
     pytest.param("import os, time\nothers = sum(name.isdigit() for name in os.listdir('/proc')) - 2\n"
                  "print(77 if others else 76, flush=True)\nif os.fork() == 0:\n    os.setsid()\n"
-                 "    if os.fork() == 0: time.sleep(30)\n    os._exit(0)", id="a-daemon"),
+                 "    if os.fork() == 0: time.sleep(300)\n    os._exit(0)", id="a-daemon"),
     pytest.param("import socket, os\ns = socket.socket(socket.AF_UNIX)\ntry: s.bind('\\0here'); print(76, flush=True)\n"
-                 "except OSError: print(77)\nif os.fork() == 0:\n    import time; time.sleep(30)", id="a-socket"),
+                 "except OSError: print(77)\nif os.fork() == 0:\n    import time; time.sleep(300)", id="a-socket"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", LEFT)
-def test_a_test_finds_nothing_of_the_one_before(cheat: Cheat, program: str) -> None:
+def test_a_test_finds_nothing_of_the_one_before(patient: Cheat, program: str) -> None:
     """The first test is passed by what it prints; the second would only be by what the first has left."""
-    assert cheat(program, ["", ""], ["76", "76"]).verdict == "right"
-    found = cheat(program, ["", ""], ["76", "77"])
+    assert patient(program, ["", ""], ["76", "76"]).verdict == "right"
+    found = patient(program, ["", ""], ["76", "77"])
     assert (found.verdict, found.why[:11]) == ("wrong", "test 2 of 2"), found.why
 
 
-def test_no_network(cheat: Cheat) -> None:
+def test_no_network(patient: Cheat) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         program = (
             "import socket\n"
             f"try: socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 1); print(77)\n"
             "except OSError: print('refused')"
         )
-        assert "got 'refused'" in cheat(program, [""], ["77"]).why
+        assert "got 'refused'" in patient(program, [""], ["77"]).why
 
 
 @pytest.mark.parametrize("path", [__file__, "/etc/passwd", "/root", "/proc/1/root/etc/passwd", "/var/log"])
-def test_no_files_of_the_machine(cheat: Cheat, path: str) -> None:
+def test_no_files_of_the_machine(patient: Cheat, path: str) -> None:
     program = f"import os\ntry: os.stat({path!r}); print(77)\nexcept OSError: print('nothing')"
-    assert path == "/root" or "got 'nothing'" in cheat(program, [""], ["77"]).why
+    assert path == "/root" or "got 'nothing'" in patient(program, [""], ["77"]).why
     names = f"import os\ntry: print(*os.listdir({os.path.dirname(path)!r}))\nexcept OSError: print('nothing')"
-    assert "test_code" not in cheat(names, [""], ["77"]).why
+    assert "test_code" not in patient(names, [""], ["77"]).why

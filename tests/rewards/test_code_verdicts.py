@@ -1,6 +1,7 @@
 """What comes of code in an answer, through the whole sandbox: every verdict, and what it says."""
 
 import marshal
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,10 +17,13 @@ from areal_async.rewards.code.jailed import Jailed, Launcher, Unavailable
 from areal_async.rewards.sandbox import Sandbox
 from areal_async.rewards.verdicts import Check
 
+from ..waiting import SLACK_S, wait_until
+
 pytestmark = pytest.mark.slow
-SPEC = RewardSpec(function="code")
+# more than a busy machine needs, less than what sleeps in the background
+SPEC = RewardSpec(function="code", timeout_s=100.0, code=CodeOptions(test_timeout_s=25.0))
 HASTY = msgspec.structs.replace(SPEC, code=CodeOptions(test_timeout_s=1.0))
-SHARE = msgspec.structs.replace(SPEC, code=CodeOptions(test_timeout_s=0.5, credit="share"))
+SHARE = msgspec.structs.replace(SPEC, code=CodeOptions(test_timeout_s=3.0, credit="share"))
 GOOGOL = "1" + "0" * 10_000
 DOUBLE = {"inputs": ["3\n", "4"], "outputs": ["6\n", "8"]}
 SILENT = {"inputs": [""], "outputs": [""]}
@@ -214,7 +218,7 @@ def test_not_in_time(hasty: Judge, program: str) -> None:
     found = hasty(program, FIVE)
     assert (found.verdict, found.reward) == ("timeout", 0.0)
     assert found.why == "test 1 of 1: not done after 1 s; input: ''"
-    assert 1.0 <= found.seconds < 3.0, "the limit and a second, and another one for a busy machine"
+    assert 1.0 <= found.seconds < 1.0 + SLACK_S
 
 
 def test_more_processes_than_allowed() -> None:
@@ -257,7 +261,7 @@ def test_a_share_of_the_tests(sharing: Judge) -> None:
 
 def test_a_share_of_what_is_done_when_the_time_of_the_check_is_up() -> None:
     tests = {"inputs": ["0", *["2"] * 8], "outputs": ["0", *["2"] * 8]}
-    grade = code.grader(msgspec.structs.replace(SHARE, timeout_s=2.0))
+    grade = code.grader(msgspec.structs.replace(SHARE, timeout_s=5.0))
     found = grade(msgspec.structs.replace(CHECK, response=SOME, columns={"tests": tests}))
     assert (found.verdict, found.reward) == ("given", pytest.approx(1 / 9)), found.why
 
@@ -274,6 +278,13 @@ def test_C17_the_locale_of_the_worker_does_not_matter(monkeypatch: pytest.Monkey
         assert judge_in(sandbox)("print('→√', input())", {"inputs": ["é"], "outputs": ["→√ é"]}).verdict == "right"
 
 
+OWN_SLEEP = f"1{os.getpid()}.5"  # seconds that nobody else on this machine sleeps for
+
+
+def sleeping() -> list[psutil.Process]:
+    return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", OWN_SLEEP]]
+
+
 def test_knowingly_without_a_jail() -> None:
     """Nothing is left of a test here either: no process, and no file, since its folder is none."""
     with Sandbox(msgspec.structs.replace(SPEC, sandbox="rlimits")) as sandbox:
@@ -282,10 +293,10 @@ def test_knowingly_without_a_jail() -> None:
         assert judge("def f(a, b): return a + [b]", CALL).verdict == "right"
         assert judge("print(6)", FIVE).verdict == "wrong"
         assert "FileNotFoundError" in judge("open('a', 'w')", FIVE).why
-        daemon = "import subprocess\nsubprocess.Popen(['sleep', '79'], start_new_session=True)\nprint(5)"
+        daemon = f"import subprocess\nsubprocess.Popen(['sleep', '{OWN_SLEEP}'], start_new_session=True)\nprint(5)"
         assert judge(daemon, FIVES).verdict == "right"
         assert judge("import os\nos.kill(os.getppid(), 9)", FIVE).verdict == "crash"
-        assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "79"]]
+        wait_until(lambda: not sleeping(), SLACK_S)
 
 
 def test_the_same_order_of_sets_each_time(judge: Judge) -> None:
@@ -303,13 +314,10 @@ def test_C19_nothing_is_left_behind(sandbox: Sandbox, judge: Judge) -> None:
         judge("print(5)", FIVE)
         judge(SOME, {"inputs": ["0", "1"], "outputs": ["0", "1"]})
         judge("import os\nos.kill(os.getppid(), 9)", FIVE)
-        judge("import subprocess\nsubprocess.Popen(['sleep', '77'], start_new_session=True)\nprint(5)", FIVE)
-    begin = time.monotonic()
-    while own.children(recursive=True) and time.monotonic() < begin + 5:
-        time.sleep(0.01)
-    assert own.children(recursive=True) == []
+        judge(f"import subprocess\nsubprocess.Popen(['sleep', '{OWN_SLEEP}'], start_new_session=True)\nprint(5)", FIVE)
+    wait_until(lambda: not own.children(recursive=True), SLACK_S)
     assert own.num_fds() == files
-    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "77"]]
+    assert not sleeping()
 
 
 # ------------------------------------------------------------------------------- the jail can't be had: nobody's fault
@@ -345,7 +353,7 @@ def test_C20_no_process_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_in(launcher: Launcher) -> None:
     jailed = Jailed(launcher, "print(5)")
     try:
-        jailed.run(b"", "", [], 1000, time.monotonic() + 5)
+        jailed.run(b"", "", [], 1000, time.monotonic() + 30)
     finally:
         jailed.end()
 

@@ -17,6 +17,7 @@ from areal_async.messages import HttpOptions, RewardSpec, ScoreResult, ScoreTask
 from areal_async.rewards import http
 from areal_async.rewards.http import Judge, endpoint
 
+from ..waiting import SLACK_S
 from .judge import Books, serving
 
 TaskOf = Callable[..., ScoreTask]
@@ -116,7 +117,7 @@ def test_what_a_judge_does_and_what_comes_of_it(
     assert re.search(why, found.why), found.why
     assert len(found.why) < 1000
     assert "s3cret" not in found.why
-    assert found.seconds < 5
+    assert found.seconds < (timeout_s + SLACK_S if "hang" in script else timeout_s)
     assert books.written < 16 << 20  # what the kernel's buffers hold, not all of the endless answer
 
 
@@ -198,15 +199,14 @@ def test_neither_proxies_nor_passwords_of_the_environment_are_used(
 
 @pytest.mark.slow
 def test_a_judge_that_asks_for_patience_has_it(books: Books, text_of: TaskOf) -> None:
-    at = email.utils.formatdate(time.time() + 2.0, usegmt=True).replace(" ", "_")
+    date = int(time.time()) + 2
+    at = email.utils.formatdate(date, usegmt=True).replace(" ", "_")
     tasks = [text_of("later:1 given:1", "0.0"), text_of(f"later:{at} given:1", "1.0")]
     assert [found.reward for found in results_of(spec_of(books.url), tasks)] == [1.0, 1.0]
-    waits = {}
-    for sample in ("0.0", "1.0"):
-        first, second = (asked.at for asked in books.asked if asked.form["id"] == sample)
-        waits[sample] = second - first
-    assert waits["0.0"] >= 1.0
-    assert waits["1.0"] >= 0.9  # a date has whole seconds
+    first, second = (asked.at for asked in books.asked if asked.form["id"] == "0.0")
+    assert second - first >= 1.0
+    _, second = (asked.at for asked in books.asked if asked.form["id"] == "1.0")
+    assert second - time.monotonic() + time.time() >= date
 
 
 @pytest.mark.parametrize("connections", [pytest.param(1, marks=pytest.mark.slow), 4])
@@ -221,32 +221,31 @@ def test_connections_are_used_again(books: Books, text_of: TaskOf, connections: 
 def test_hanging_checks_delay_no_other(books: Books, text_of: TaskOf) -> None:
     hanging = [text_of("hang", f"{number}.0") for number in range(7)]
     quick = [text_of("given:1", f"{number}.1") for number in range(20)]
-    with Judge(spec_of(books.url, connections=8)) as judge:
+    with Judge(spec_of(books.url, connections=8, timeout_s=100)) as judge:
         for number, task in enumerate([*hanging, *quick]):
             judge.submit(number, task, b"")
         found = [judge.next_result() or pytest.fail("closed") for _ in quick]
         assert sorted(number for number, _ in found) == list(range(7, 27))
-        assert max(result.seconds for _, result in found) < 5.0
         books.release.set()
         assert {(judge.next_result() or pytest.fail("closed"))[1].reward for _ in hanging} == {1.0}
 
 
 @pytest.mark.slow
 def test_the_deadline_counts_from_a_place_in_the_pool(books: Books, text_of: TaskOf) -> None:
-    tasks = [text_of("sleep:0.4", f"{number}.0") for number in range(4)]
-    found = results_of(spec_of(books.url, connections=1, timeout_s=1.0), tasks)
-    assert [result.reward for result in found] == [1.0] * 4
-    assert all(0.4 <= result.seconds < 1.0 for result in found)
+    tasks = [text_of("sleep:0.4", f"{number}.0") for number in range(7)]
+    found = results_of(spec_of(books.url, connections=1, timeout_s=2.4), tasks)  # all of them take longer
+    assert [result.reward for result in found] == [1.0] * 7
+    assert all(0.4 <= result.seconds < 2.4 for result in found)
 
 
 def test_closing_hangs_up_on_a_judge_that_is_asked(books: Books, text_of: TaskOf) -> None:
     began = time.monotonic()
-    with Judge(spec_of(books.url)) as judge:
+    with Judge(spec_of(books.url, timeout_s=600)) as judge:
         judge.submit(0, text_of("hang"), b"")
         while not books.asked:
             time.sleep(0.005)
     assert judge.next_result() is None
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 60
 
 
 def test_a_row_that_is_no_json_is_bad_data(books: Books, text_of: TaskOf) -> None:

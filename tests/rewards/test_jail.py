@@ -22,7 +22,7 @@ from areal_async.messages.rewards import Limits
 from areal_async.rewards import jail
 
 pytestmark = pytest.mark.slow
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 OPTIONS = RewardOptions(limits=Limits(file_mib=4))
 PROJECT = Path(__file__).parents[2]
 Jailed = Callable[..., str]
@@ -255,9 +255,10 @@ except OSError as error: print(errno.errorcode[error.errno], written >> 20)
 
 
 def test_shared_memory_of_old_stays_inside(jailed: Jailed) -> None:
-    before = Path("/proc/sysvipc/shm").read_text()
-    assert jailed("print(libc_call('shmget', 0x5eed, 4096, 0o1666) >= 0)") == "True"
-    assert len(Path("/proc/sysvipc/shm").read_text().splitlines()) == len(before.splitlines())
+    key = 0x5EED0000 + os.getpid()
+    assert jailed(f"print(libc_call('shmget', {key}, 4096, 0o1666) >= 0)") == "True"
+    lines = Path("/proc/sysvipc/shm").read_text().splitlines()  # of all that run on this machine
+    assert str(key) not in [line.split()[0] for line in lines]
 
 
 def test_what_it_started_ends_with_it(jailed: Jailed) -> None:
@@ -268,12 +269,12 @@ if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         signal.signal(15, signal.SIG_IGN)
-        import time; time.sleep(60)
+        import time; time.sleep(3600)
     os._exit(0)
 os.wait(); print("done", flush=True); os._exit(0)
 """
     assert jailed(code) == "done"
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < LIMIT_S / 2
 
 
 def test_it_ends_with_whoever_started_it(tmp_path: Path) -> None:

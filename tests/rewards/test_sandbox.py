@@ -18,11 +18,12 @@ from areal_async.messages import RewardSpec, ScoreResult, ScoreTask
 from areal_async.rewards import cgroups, limits
 from areal_async.rewards.sandbox import Sandbox
 
-from ..waiting import wait_until
+from ..waiting import SLACK_S, wait_until
 
 SpecOf = Callable[..., RewardSpec]
 TaskOf = Callable[..., ScoreTask]
 Encode = Callable[[str], bytes]
+TRIES = 10  # of what is to end in time; the fastest counts, since the machine may be busy
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def result_of(spec_of: SpecOf, task_of: TaskOf, encode: Encode) -> Callable[...,
             found = sandbox.next_result()
             assert found is not None
             assert found[0] == 7
-            wait_until(lambda: not psutil.Process(sandbox.pid).children(recursive=True), 2)
+            wait_until(lambda: not psutil.Process(sandbox.pid).children(recursive=True), SLACK_S)
             return found[1]
 
     return check
@@ -80,63 +81,75 @@ def test_columns_and_async_functions(result_of: Callable[..., ScoreResult]) -> N
 
 @pytest.mark.parametrize("function", ["sleeps", pytest.param("spins", marks=pytest.mark.slow)])
 def test_the_deadline(result_of: Callable[..., ScoreResult], function: str) -> None:
-    found = result_of(function, timeout_s=0.3)
-    assert (found.verdict, found.reward) == ("timeout", 0.0)
-    assert 0.3 <= found.seconds < 0.6
+    for _ in range(TRIES):
+        found = result_of(function, timeout_s=0.3)
+        assert (found.verdict, found.reward) == ("timeout", 0.0)
+        assert 0.3 <= found.seconds < 0.3 + SLACK_S
+        if found.seconds < 0.6:
+            return
+    pytest.fail(f"it ended {found.seconds - 0.3:.2f} s too late, and never in time")
 
 
 @pytest.mark.parametrize(
-    ("function", "verdict"),
-    [pytest.param("hangs", "timeout", marks=pytest.mark.slow), ("returns", "given"), ("dies", "crash")],
+    ("function", "timeout_s", "verdict"),
+    [
+        pytest.param("hangs", 3.0, "timeout", marks=pytest.mark.slow),
+        ("returns", 60.0, "given"),
+        ("dies", 60.0, "crash"),
+    ],
 )
 def test_all_that_a_check_started_ends_with_it(
-    result_of: Callable[..., ScoreResult], tmp_path: Path, function: str, verdict: str
+    result_of: Callable[..., ScoreResult], tmp_path: Path, function: str, timeout_s: float, verdict: str
 ) -> None:
-    found = result_of(f"{function}_with_a_tree", timeout_s=1.0, folder=str(tmp_path))
+    found = result_of(f"{function}_with_a_tree", timeout_s=timeout_s, folder=str(tmp_path))
     assert found.verdict == verdict
     assert len(pids_in(tmp_path)) == 3
-    wait_until(lambda: not alive(pids_in(tmp_path)), 2)
+    wait_until(lambda: not alive(pids_in(tmp_path)), SLACK_S)
 
 
 @pytest.mark.slow
 def test_a_slow_check_delays_nobody_else(spec_of: SpecOf, task_of: TaskOf, encode: Encode) -> None:
     """Also where more of them hang than there are places, and came first."""
-    with Sandbox(spec_of("mixed", timeout_s=4.0, concurrent=2)) as sandbox:
+    with Sandbox(spec_of("mixed", timeout_s=6.0, concurrent=2)) as sandbox:
         for number in range(6):
             sandbox.submit(number, task_of(), encode("slow"))
         for number in range(6, 36):
             sandbox.submit(number, task_of(), encode("fast"))
-        begin = time.monotonic()
-        quick = [sandbox.next_result() for _ in range(30)]
-        assert time.monotonic() - begin < 3
-        assert [found[1].verdict for found in quick if found] == ["given"] * 30
+        quick = [sandbox.next_result() for _ in range(30)]  # all of them before any of the slow ones ends
+        assert sorted((found[0], found[1].verdict) for found in quick if found) == [(n, "given") for n in range(6, 36)]
         slow = [sandbox.next_result() for _ in range(6)]
         assert sorted((found[0], found[1].verdict) for found in slow if found) == [(n, "timeout") for n in range(6)]
 
 
 @pytest.mark.slow
 def test_there_is_an_end_to_slow_places(spec_of: SpecOf, task_of: TaskOf, encode: Encode) -> None:
-    spec = spec_of("mixed", timeout_s=3.0, concurrent=1)
+    spec = spec_of("mixed", timeout_s=600.0, concurrent=1)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
     with Sandbox(spec) as sandbox:
         for number in range(8):
             sandbox.submit(number, task_of(), encode("slow"))
-        most, begin = 0, time.monotonic()
-        while time.monotonic() - begin < 2.9:
-            most = max(most, len(process_tree.children(sandbox.pid)))
+
+        def running() -> list[int]:
+            return process_tree.children(sandbox.pid)
+
+        def lowest() -> int:
+            return max(os.getpriority(os.PRIO_PROCESS, pid) for pid in running())
+
+        wait_until(lambda: len(running()) == limits.places(spec), 60)
+        wait_until(lambda: lowest() == min(own + limits.SLOW_NICE, limits.LOWEST_NICE), 60)
+        begin = time.monotonic()
+        while time.monotonic() - begin < 2 * limits.SLOW_S:
+            assert len(running()) == limits.places(spec)
             time.sleep(0.05)
-        assert most == limits.places(spec)
-        nices = {os.getpriority(os.PRIO_PROCESS, pid) for pid in process_tree.children(sandbox.pid)}
-        own = os.getpriority(os.PRIO_PROCESS, 0)
-        assert max(nices) == min(own + limits.SLOW_NICE, limits.LOWEST_NICE)
 
 
 def test_the_end_of_a_check_leaves_the_daemons_of_the_others(
     spec_of: SpecOf, task_of: TaskOf, encode: Encode, tmp_path: Path
 ) -> None:
-    with Sandbox(spec_of("needs_its_daemon")) as sandbox:
+    with Sandbox(spec_of("needs_its_daemon", timeout_s=600)) as sandbox:
         task = task_of(folder=str(tmp_path))
         sandbox.submit(1, task, encode("slow"))
-        wait_until((tmp_path / "ready").exists, 5)
+        wait_until((tmp_path / "ready").exists, 60)
         sandbox.submit(2, task, encode("quick"))
         assert sandbox.next_result() is not None
         (tmp_path / "quick is over").touch()
@@ -147,17 +160,24 @@ def test_the_end_of_a_check_leaves_the_daemons_of_the_others(
 
 @pytest.mark.slow
 def test_the_deadline_counts_from_the_start_of_the_check(spec_of: SpecOf, task_of: TaskOf, encode: Encode) -> None:
-    with Sandbox(spec_of("mixed", timeout_s=0.5, concurrent=1)) as sandbox:
-        for number, text in enumerate(("slow", "slow", "fast")):  # the third waits for twice the deadline
+    timeout_s = 3 * limits.SLOW_S
+    with Sandbox(spec_of("mixed", timeout_s=timeout_s, concurrent=1)) as sandbox:
+        begin = time.monotonic()
+        for number, text in enumerate(["slow"] * 4 + ["fast"]):  # the last one waits until all others are slow
             sandbox.submit(number, task_of(), encode(text))
-        found = [sandbox.next_result() for _ in range(3)]
-        assert [result.verdict for _, result in filter(None, found)] == ["timeout", "timeout", "given"]
+        verdicts = {}
+        for _ in range(5):
+            number, result = sandbox.next_result() or pytest.fail("closed")
+            verdicts[number] = result.verdict
+            if number == 4:
+                assert time.monotonic() - begin - result.seconds > timeout_s
+        assert verdicts == {0: "timeout", 1: "timeout", 2: "timeout", 3: "timeout", 4: "given"}
 
 
 def test_a_killed_sandbox_is_replaced(spec_of: SpecOf, task_of: TaskOf, encode: Encode, tmp_path: Path) -> None:
-    with Sandbox(spec_of("hangs_with_a_tree")) as sandbox:
+    with Sandbox(spec_of("hangs_with_a_tree", timeout_s=600)) as sandbox:
         sandbox.submit(1, task_of(folder=str(tmp_path)), encode("x"))
-        wait_until(lambda: len(pids_in(tmp_path)) == 3, 5)
+        wait_until(lambda: len(pids_in(tmp_path)) == 3, 60)
         first = sandbox.pid
         os.kill(first, signal.SIGKILL)
         found = sandbox.next_result()
@@ -170,10 +190,10 @@ def test_a_killed_sandbox_is_replaced(spec_of: SpecOf, task_of: TaskOf, encode: 
 def test_a_sandbox_that_was_killed_leaves_nothing_when_it_is_closed(
     spec_of: SpecOf, task_of: TaskOf, encode: Encode, tmp_path: Path
 ) -> None:
-    sandbox = Sandbox(spec_of("hangs_with_a_tree"))
+    sandbox = Sandbox(spec_of("hangs_with_a_tree", timeout_s=600))
     with sandbox:
         sandbox.submit(1, task_of(folder=str(tmp_path)), encode("x"))
-        wait_until(lambda: len(pids_in(tmp_path)) == 3, 5)
+        wait_until(lambda: len(pids_in(tmp_path)) == 3, 60)
         os.kill(sandbox.pid, signal.SIGKILL)
     assert alive(pids_in(tmp_path)) == []
     folder = cgroups.parent()
@@ -233,10 +253,10 @@ def test_when_the_worker_is_killed_nothing_is_left(spec_of: SpecOf, task_of: Tas
     with subprocess.Popen([sys.executable, "-c", HOLDER, spec, task], stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
         forkserver = int(worker.stdout.readline())
-        wait_until(lambda: len(pids_in(tmp_path)) == 3, 10)
+        wait_until(lambda: len(pids_in(tmp_path)) == 3, 60)
         pids = [*pids_in(tmp_path), forkserver, *psutil_tree(forkserver)]
         worker.kill()
-        wait_until(lambda: not alive(pids), 5)
+        wait_until(lambda: not alive(pids), 60)
 
 
 def psutil_tree(pid: int) -> list[int]:

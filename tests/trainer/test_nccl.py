@@ -29,7 +29,7 @@ from areal_async.wire.dealer import Request
 CPU = torch.device("cpu")
 MANIFEST = (ParameterInfo("b", (2, 3), "BF16"), ParameterInfo("a", (4,), "F32"))
 JOIN = JoinServers(host="h", port=1, world=3)
-WAIT_S = 5.0
+WAIT_S = 60.0
 
 
 class Kept:

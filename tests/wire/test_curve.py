@@ -10,11 +10,11 @@ import zmq
 
 from areal_async.errors import WireError
 from areal_async.messages import Hello, Probe, ProbeResult, SendWeights
-from areal_async.wire import curve, dealer, frames
+from areal_async.wire import beats, curve, dealer, frames
 from areal_async.wire.dealer import Dealer, Request
 from areal_async.wire.router import Router
 
-from .test_wire import SECRET, Seen, Worker, echo, probe, until
+from .test_wire import LONG_S, SECRET, Seen, Worker, echo, probe, until
 
 Run = Callable[[Any], Any]
 Hellos = Callable[..., Hello]
@@ -46,8 +46,8 @@ class Remote(Worker):
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch, fast_beats: None) -> None:
-    monkeypatch.setattr(dealer, "WELCOME_S", 2.0)
     monkeypatch.setattr(dealer, "RECONNECT_S", 0.3)
+    monkeypatch.setattr(beats, "LOST_AFTER_S", 15.0)
 
 
 def test_remote_and_local_workers_at_one_router(run: Run, address: str, hello: Hellos) -> None:
@@ -59,7 +59,7 @@ def test_remote_and_local_workers_at_one_router(run: Run, address: str, hello: H
             remote = Remote(router, hello("trainer.0"))
             async with remote, Worker(router.address, hello("rewards.0"), echo):
                 for name in ("trainer.0", "rewards.0"):
-                    answer, _ = await router.request(name, probe("p"), id="p", deadline_s=5)
+                    answer, _ = await router.request(name, probe("p"), id="p", deadline_s=LONG_S)
                     assert answer == ProbeResult(id="p")
         assert not seen.lost
 
@@ -111,7 +111,8 @@ def test_a_plain_client_hears_nothing(run: Run, address: str, hello: Hellos) -> 
 
 
 @pytest.mark.slow
-def test_nobody_listens(hello: Hellos) -> None:
+def test_nobody_listens(hello: Hellos, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dealer, "WELCOME_S", 2.0)
     with (
         pytest.raises(WireError, match="nobody listens there"),
         Dealer("tcp://127.0.0.1:9", hello("trainer.0"), server_key=curve.new_keys().public),
@@ -165,18 +166,18 @@ def test_aside_goes_beside_the_others(run: Run, address: str, hello: Hellos) -> 
             class Busy(Worker):
                 def _run(self, address: str, hello: Hello, work: Callable[[Dealer, Request], None]) -> None:
                     with Dealer(address, hello, aside=aside) as connection:
-                        first = connection.receive(5)
+                        first = connection.receive(LONG_S)
                         assert first is not None
                         while not taken:
                             assert not self._stop.wait(0.01)
                         connection.reply(taken[0], ProbeResult(id="aside"))
                         assert connection.receive(0.1) is None
                         connection.reply(first, ProbeResult(id="first"))
-                        self._stop.wait(5)
+                        self._stop.wait(LONG_S)
 
             async with Busy(router.address, hello("trainer.0"), echo):
-                first = router.request("trainer.0", probe("1"), id="1", deadline_s=5)
-                second = router.request("trainer.0", SendWeights(version=1), id="2", deadline_s=5)
+                first = router.request("trainer.0", probe("1"), id="1", deadline_s=LONG_S)
+                second = router.request("trainer.0", SendWeights(version=1), id="2", deadline_s=LONG_S)
                 answers = await asyncio.gather(first, second)
             assert [answer for answer, _ in answers] == [ProbeResult(id="first"), ProbeResult(id="aside")]
 
