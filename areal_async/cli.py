@@ -174,20 +174,21 @@ def run(arguments: argparse.Namespace) -> int:
     config = _checked_config(arguments)
     console = Console()
     for line in protection(config.reward):
-        console.print(line, soft_wrap=True, highlight=False)
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     async def train() -> int:
         controller = Controller(config, run_dir=arguments.run_dir, resume=arguments.resume)
         async with controller as running:
             with _stop_on_signals(running.stop, console.print):
-                console.print(f"run folder: {running.folder}", soft_wrap=True, highlight=False)
+                console.print(f"run folder: {running.folder}", soft_wrap=True, highlight=False, markup=False)
                 async with display(running, console) as shown:
                     async for row in running.steps():
                         shown.step(row)
         result = controller.result()
         summary(result, console)
         if result.model is not None:
-            console.print(f"score it: areal-async eval {arguments.config} --model {result.model}", soft_wrap=True)
+            scored = f"score it: areal-async eval {arguments.config} --model {result.model}"
+            console.print(scored, soft_wrap=True, markup=False)
         return 0
 
     return _in_loop(train())
@@ -196,6 +197,7 @@ def run(arguments: argparse.Namespace) -> int:
 def evaluate(arguments: argparse.Namespace) -> int:
     """`areal-async eval`."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
     from rich.table import Table
 
@@ -212,7 +214,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(msgspec.json.encode(result).decode())
         return 0
-    table = Table(title=f"{result.n} problems of {config.data.eval}", title_justify="left", show_header=False)
+    title = escape(f"{result.n} problems of {config.data.eval}")
+    table = Table(title=title, title_justify="left", show_header=False)
     for name, value in msgspec.structs.asdict(result).items():
         shown = f"{value:.4f}" if isinstance(value, float) else str(value)
         table.add_row(name, shown)

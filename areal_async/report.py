@@ -13,6 +13,7 @@ from typing import Protocol
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -114,7 +115,7 @@ class _LiveTable:
         self._progress.update(self._task, completed=row.version)
 
     def render(self) -> RenderableType:
-        table = Table(title=str(self._run.folder), title_justify="left")
+        table = Table(title=escape(str(self._run.folder)), title_justify="left")
         for name in ("step", "reward", "lag mean", "lag max", "length", "seconds", "generated", "trained", "idle t/r"):
             table.add_column(name, justify="right")
         for row in self._rows:
@@ -164,8 +165,9 @@ def summary(result: RunResult, console: Console) -> None:
         f"trainer and servers at the same time {result.both_busy_share:.0%} of the run; idle: trainer "
         f"{result.trainer_idle_share:.0%}, servers {result.rollout_idle_share:.0%} (start-up included)",
     )
-    table.add_row("folder", str(result.folder))
-    table.add_row("model", str(result.model) if result.model else "none: the run was stopped before there was one")
+    table.add_row("folder", escape(str(result.folder)))
+    model = str(result.model) if result.model else "none: the run was stopped before there was one"
+    table.add_row("model", escape(model))
     console.print(table)
 
 
