@@ -174,7 +174,8 @@ def told(found: Found) -> Iterator[tuple[str, str]]:
 
 
 def _progress(status: "Status") -> str:
-    branch = f", gone back {status.branch} times" if status.branch else ""
+    times = "once" if status.branch == 1 else f"{status.branch} times"
+    branch = f", gone back {times}" if status.branch else ""
     return f"{status.version} of {status.steps} steps{branch}; {status.at:.1f} s on its clock"
 
 
