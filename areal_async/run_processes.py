@@ -39,10 +39,13 @@ def controller(run: Path) -> int | None:
     lock = run / "log" / "lock"
     try:
         pid = int(lock.read_text())
+    except (OSError, ValueError):
+        return None  # there is none, or nobody may look
+    try:
         open_files = os.listdir(f"/proc/{pid}/fd")
     except PermissionError:
         return pid  # another user's: it lives, and more can't be known
-    except (OSError, ValueError):
+    except OSError:
         return None
     for name in open_files:  # the number alone may belong to another process by now
         with contextlib.suppress(OSError):

@@ -118,7 +118,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """rows: lines of metrics.jsonl as they are, from `since` on; next: the `since` of the next question. branch: where
+    """rows: lines of metrics.jsonl as they are, from `since` on; next: the `since` of the next question. file: another
+    one where another file has taken its place, and what was had of it is of no use. branch: where
     it has grown, earlier rows of the same step are of an abandoned branch (a later row of a step replaces them). waits:
     who waits for whom now, from the outermost on. phase: what the run does besides training. balance: of groups, and of
     samples (`samples_…`); each adds up to `admitted`. troubles: the newest last. problems: of the folder's files, for
@@ -128,6 +129,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     branch: int
     rows: list[msgspec.Raw]
     next: int
+    file: str
     evaluations: list[EvaluationPoint]
     waits: list[str]
     phase: str

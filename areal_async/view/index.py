@@ -60,7 +60,7 @@ class Index:
         self._run_folder: Final = log_folder.parent if log_folder.name == "log" else log_folder
         self.database: Final = database
         self._decode: Final = decode
-        self._assembler: Final = Assembler(log_folder, decode)
+        self._assembler = Assembler(log_folder, decode)
         self._begin()
 
     def close(self) -> None:
@@ -95,6 +95,8 @@ class Index:
             if time.perf_counter() >= until:
                 return True
         if self._follower.outdated:
+            self._assembler.__exit__()
+            self._assembler = Assembler(self._log_folder, self._decode)  # its segments may be others, too
             self._begin()
             return True
         if self._read_checks():

@@ -1,7 +1,8 @@
 """The runs that somebody looks at, and the tasks that read their logs.
 
 What always holds: a run is begun to be read when it is first asked for; at most `MOST` are kept, and the one that was
-asked for longest ago is dropped, with its task and its file; one whose reading fails says so, and the others go on.
+asked for longest ago is dropped, with its task and its file; one whose reading fails says so, and the others go on. A
+folder that took another's place under its name is another run, and nothing of the one before is told of it.
 """
 
 import asyncio
@@ -32,8 +33,10 @@ class OpenRuns:
         if folder is None:
             if key in self._runs:
                 self._drop(key)
-                raise NotThere(f"run {key!r} is gone: its folder was removed")
+                raise NotThere(f"run {key!r} is gone: its folder was removed, or nobody may look into it")
             raise NotThere(f"{key[:80]!r}: there is no such run in {self.folders.path}")
+        if key in self._runs and not self._runs[key][0].is_in_place():
+            self._drop(key)
         if key in self._runs:
             self._runs[key] = self._runs.pop(key)
         else:

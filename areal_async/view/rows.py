@@ -2,10 +2,11 @@
 
 What always holds: a line without its end isn't whole yet, and is read when it is; a broken line is left out and told,
 and those behind it are read; only where the lines lie is kept, so memory doesn't follow the length of the run. A file
-that has become shorter is another one, and is read from its beginning.
+that has become shorter, or begins with another line, is another one, and is read from its beginning.
 """
 
 import time
+import zlib
 from array import array
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,8 @@ from areal_async.runfiles import METRICS
 from areal_async.view.api import EvaluationPoint
 
 PIECE_BYTES: Final = 1 << 18  # read and checked in about 3 ms
-AT_ONCE_BYTES: Final = 1 << 22  # of rows in one answer: more is asked for again
+HEAD_BYTES: Final = 512  # of the first line: times and losses in it differ from run to run
+AT_ONCE_BYTES: Final = 1 << 20  # of rows in one answer: more is asked for again
 TOLD: Final = 3  # broken lines that are told one by one
 
 
@@ -37,7 +39,7 @@ class Row(msgspec.Struct, frozen=True):
 
 class Rows:
     """Of the file in a run folder. last: the newest whole line. evaluations: of which a line tells. verdicts: of all
-    checks so far."""
+    checks up to it. mark: another one if the file is; "" before its first line."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / METRICS
@@ -47,7 +49,9 @@ class Rows:
         self._begins, self._ends = array("q"), array("q")  # of whole lines
         self._offset = 0  # up to where it was read
         self._number = 0  # of the line that begins there, from 1
+        self._head = b""  # of its first line
         self._broken: list[str] = []
+        self.mark = ""
         self.last: Row | None = None
         self.evaluations: list[EvaluationPoint] = []
         self.verdicts: dict[str, int] = {}
@@ -71,7 +75,8 @@ class Rows:
             return False
         with file:
             size = file.seek(0, 2)
-            if size < self._offset:
+            file.seek(0)
+            if size < self._offset or file.read(len(self._head)) != self._head:
                 self._begin()
             while self._offset < size:
                 file.seek(self._offset)
@@ -86,9 +91,13 @@ class Rows:
     def _take(self, data: bytes) -> bool:
         """The whole lines that this begins with; whether there was one."""
         whole = data[: data.rfind(b"\n") + 1]
+        if whole and not self._offset:
+            self._head = whole[: min(HEAD_BYTES, whole.find(b"\n") + 1)]
+            self.mark = f"{zlib.crc32(self._head):08x}"
         for line in whole.splitlines(keepends=True):
             self._number += 1
             try:
+                line.decode()  # also of fields that aren't looked at here: others get the line as it is
                 row = msgspec.json.decode(line, type=Row)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self._broken.append(f"{self._path}:{self._number}: is no row of this release, and is left out: {error}")
@@ -123,5 +132,7 @@ class Rows:
         with self._path.open("rb") as file:
             file.seek(start)
             data = file.read(self._ends[end - 1] - start)
+        if len(data) < self._ends[end - 1] - start:
+            return [], number  # it has just become shorter: the next look finds out
         rows = [msgspec.Raw(data[self._begins[row] - start : self._ends[row] - start]) for row in range(begin, end)]
         return rows, end

@@ -7,6 +7,7 @@ the reading of this run, and is told with every answer.
 
 import asyncio
 import logging
+import os
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,6 +61,7 @@ class Run:
     def __init__(self, folder: Path, key: str, database: Path, stories: Stories) -> None:
         self.folder = folder
         self.key = key
+        self._identity = _identity(folder)
         self._log = log_of(folder)
         self._rows = Rows(folder)
         self._told = Told(folder, key)
@@ -92,6 +94,10 @@ class Run:
         finally:
             self._begun.set()
 
+    def is_in_place(self) -> bool:
+        """Whether its folder is still the one that has this name."""
+        return self._identity == _identity(self.folder)
+
     def close(self) -> None:
         """It is left; what was read goes."""
         if self._index is not None:
@@ -120,6 +126,7 @@ class Run:
             branch=max(0 if told is None else told.branch, 0 if last is None else last.branch),
             rows=rows,
             next=following,
+            file=self._rows.mark,
             evaluations=evaluations,
             waits=[] if told is None else list(told.waits),
             phase="" if told is None else told.phase,
@@ -212,3 +219,12 @@ class Run:
                 if line.endswith(b"\n"):  # else it is being written
                     problem = f"{path}:{number}: is no evaluation of this release, and is left out: {error}"
         return points, problem
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    """Of the folder itself, whatever it is called."""
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return 0, 0  # it is being replaced
+    return found.st_dev, found.st_ino

@@ -2,7 +2,8 @@
 
 What always holds: of each run only the small files are read (`status.json`, the configuration's name, the last line of
 `metrics.jsonl`), and only when they have changed, so hundreds can be listed again and again; a run is found by its key
-among the folders that there are, and a key is never joined to a path. A run that can't be read is a row with a problem.
+among the folders that there are, and a key is never joined to a path. A run that can't be read is a row with a problem,
+and so is one whose folder's name is no text (others than UTF-8 can't be sent, nor stand in an address).
 """
 
 import asyncio
@@ -13,10 +14,11 @@ from typing import Final
 from areal_async.cli_folder import LOG_NAME
 from areal_async.errors import ConfigError
 from areal_async.runfiles import METRICS
-from areal_async.view.api import Runs
+from areal_async.view.api import RunRow, Runs
 from areal_async.view.rows import Row
 from areal_async.view.told import Told, holds_run, last_row, mark
 
+NO_TEXT: Final = "its name isn't UTF-8, so it can't be shown; rename it, or make a link to it with another name"
 AT_ONCE: Final = 20  # runs whose files are looked at before others get their turn; each takes about 0.2 ms
 
 
@@ -24,11 +26,13 @@ class RunFolders:
     """path: a run, or a folder of runs. Errors: ConfigError: it is neither."""
 
     def __init__(self, path: Path) -> None:
-        if path.name == "log" and (path / LOG_NAME).is_file() and holds_run(path.parent):
+        if not is_text(str(path)):
+            raise ConfigError(f"command line: view: {path.as_posix()!r}: {NO_TEXT}")
+        if path.name == "log" and holds_run(path.parent) and os.path.isfile(path / LOG_NAME):
             path = path.parent  # the log folder in a run is the run
         self.single = holds_run(path)
         self.path = path
-        self._key = path.resolve().name or "run"
+        self._key = _shown(_resolved(path).name) or "run"
         self._listed: dict[str, _Listed] = {}
         if not self.single and not self._find():
             raise ConfigError(_why_not(path))
@@ -36,17 +40,17 @@ class RunFolders:
     def folder(self, key: str) -> Path | None:
         """None: there is no such run."""
         if self.single:
-            return self.path if key == self._key and self.path.is_dir() else None
+            return self.path if key == self._key and os.path.isdir(self.path) else None
         folder = self._folders().get(key)
-        return folder if folder is not None and holds_run(folder) else None
+        return folder if folder is not None and is_text(folder.name) and holds_run(folder) else None
 
     async def rows(self) -> Runs:
         """The newest first."""
         found = self._find()
         self._listed = {key: self._listed.get(key) or _Listed(folder, key) for key, folder in found.items()}
         rows = []
-        for number, listed in enumerate(list(self._listed.values())):
-            rows.append(listed.told.row(listed.last()))
+        for number, (key, listed) in enumerate(list(self._listed.items())):
+            rows.append(listed.row() if is_text(listed.told.folder.name) else _nameless(key, self.path))
             if number % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(0)
         return Runs(runs=sorted(rows, key=lambda row: (-(row.began or 0.0), row.key)), single=self.single)
@@ -60,7 +64,8 @@ class RunFolders:
         """All that are in the folder of runs."""
         try:
             with os.scandir(self.path) as entries:
-                return {entry.name: Path(entry.path) for entry in entries if entry.is_dir()}
+                # os.path: entry.is_dir raises where links lead in a circle
+                return {_shown(entry.name): Path(entry.path) for entry in entries if os.path.isdir(entry.path)}
         except OSError:
             return {}  # it was removed while somebody looks
 
@@ -73,18 +78,46 @@ class _Listed:
         self._mark = (0, 0, 0)
         self._last: Row | None = None
 
-    def last(self) -> Row | None:
-        """Of `metrics.jsonl`, read again when it has grown."""
+    def row(self) -> RunRow:
+        """The last line of `metrics.jsonl` is read again when it has grown."""
         now = mark(self.told.folder / METRICS)
         if now != self._mark:
             self._mark, self._last = now, last_row(self.told.folder)
-        return self._last
+        return self.told.row(self._last)
+
+
+def is_text(name: str) -> bool:
+    """Whether a name of a file is UTF-8: Python takes others in, too, but nobody can be sent them."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(name: str) -> str:
+    return name if is_text(name) else os.fsencode(name).decode(errors="replace")
+
+
+def _resolved(path: Path) -> Path:
+    """As it is where links lead in a circle."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return path
+
+
+def _nameless(key: str, parent: Path) -> RunRow:
+    return RunRow(
+        key=key, name=key, folder=f"{parent / key}", state="unreadable", began=None, seconds=0.0, version=0, steps=0,
+        reward=None, problem=f"{parent / key}: {NO_TEXT}",
+    )  # fmt: skip
 
 
 def _why_not(path: Path) -> str:
-    if not path.exists():
+    if not os.path.exists(path):
         return f"command line: view: {path}: no such folder; name a run folder (runs/NAME-TIME) or a folder of runs"
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return f"command line: view: {path}: is no folder; name a run folder (runs/NAME-TIME) or a folder of runs"
     try:
         empty = not any(path.iterdir())

@@ -2,9 +2,11 @@
 
 What always holds: it only reads (GET and HEAD); every answer, errors too, has the security headers; whoever lacks the
 token, or asks for a host that isn't this machine, gets nothing of a run; an error is one line of JSON, and no error of
-one run keeps another from being shown.
+one run keeps another from being shown. At most `AT_ONCE` answers, and as many files, are in memory at a time, however
+many ask and however slowly they take them.
 """
 
+import asyncio
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable
@@ -23,7 +25,7 @@ from areal_async.view.token import VARIABLE, Access
 
 logger = logging.getLogger("areal_async")
 
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.Response]]
 
 HEADERS: Final = {
     # Plotly sets styles of elements; pictures of figures are saved as data and blobs
@@ -34,6 +36,9 @@ HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 PACKED_FROM_BYTES: Final = 1 << 12
+AT_ONCE: Final = 32  # answers of 1 MB or so; a page asks for a few at a time
+TAKEN_WITHIN_S: Final = 60.0  # whoever is slower than about 20 kB/s is hung up on: others wait for the place
+LONGEST_ID: Final = 100  # characters; of a server, which people name, too
 WIDTH: Final = 1200  # pixels, where nobody says
 WIDTH_MOST: Final = 16_384
 LAST_STEP: Final = (1 << 63) - 1
@@ -51,6 +56,7 @@ class Server:
         self._opened = runs
         self._access = access
         self._files = Files()
+        self._answers, self._pages = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)  # so none waits for both
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._guarded])
@@ -109,6 +115,7 @@ class Server:
         about = Fields(request.query, ("id",)).text("id")
         if not about:
             raise WrongQuestion("id: is missing; name a sample (12.3), a group (12), `step 6`, `server 0`, trainer …")
+        _check_id(about)
         return await _json(request, await self._run(request).story(about))
 
     async def _samples(self, request: web.Request) -> web.Response:
@@ -116,7 +123,9 @@ class Server:
 
     async def _sample(self, request: web.Request) -> web.Response:
         Fields(request.query, ())
-        return await _json(request, await self._run(request).sample(request.match_info["sample"]))
+        name = request.match_info["sample"]
+        _check_id(name)
+        return await _json(request, await self._run(request).sample(name))
 
     async def _peers(self, request: web.Request) -> web.Response:
         Fields(request.query, ())
@@ -146,10 +155,15 @@ class Server:
     # --------------------------------------------------------------------------------------------------------- guard
 
     @web.middleware
-    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        response = self._refused(request) or await _answered(request, handler)
-        response.headers.update(HEADERS)
-        response.headers.setdefault("Cache-Control", "no-store")
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.Response:
+        refused = self._refused(request)
+        if refused is not None:
+            return _dressed(refused)
+        if handler == self._story:  # it waits for its own place
+            return _dressed(await _answered(request, handler))
+        async with self._pages if handler in (self._page, self._static) else self._answers:
+            response = _dressed(await _answered(request, handler))
+            await _send(request, response)
         return response
 
     def _refused(self, request: web.Request) -> web.Response | None:
@@ -175,7 +189,34 @@ class Server:
         return response
 
 
-async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+def _dressed(response: web.Response) -> web.Response:
+    response.headers.update(HEADERS)
+    response.headers.setdefault("Cache-Control", "no-store")
+    return response
+
+
+async def _send(request: web.Request, response: web.Response) -> None:
+    """Until little of it is left in memory, which aiohttp by itself doesn't wait for."""
+    try:
+        async with asyncio.timeout(TAKEN_WITHIN_S):
+            await response.prepare(request)
+            await response.write_eof()
+            await asyncio.sleep(0)  # uvloop writes, and finds out how much is left, at the end of its turn
+            await request.writer.drain()
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+    except ConnectionError:
+        pass  # it has gone away
+    response.body = None  # aiohttp holds the answer until the connection asks again
+
+
+def _check_id(text: str) -> None:
+    if len(text) > LONGEST_ID or not text.isprintable():
+        raise WrongQuestion(f"id: {text[:40]!r} can be none: it is too long, or has characters that no id has")
+
+
+async def _answered(request: web.Request, handler: Handler) -> web.Response:
     """The answer, or what went wrong, in one line."""
     try:
         return await handler(request)

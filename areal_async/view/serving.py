@@ -48,7 +48,9 @@ async def listening(folders: RunFolders, access: Access, port: int) -> AsyncIter
         async with asyncio.TaskGroup() as tasks:
             runs = OpenRuns(folders, tasks, Path(place))
             app = Server(runs, access).application()
-            runner = web.AppRunner(app, access_log=None, logger=_http_log(), shutdown_timeout=LEAVE_S)
+            runner = web.AppRunner(  # who goes away isn't worked for any more
+                app, access_log=None, logger=_http_log(), shutdown_timeout=LEAVE_S, handler_cancellation=True
+            )
             await runner.setup()
             try:
                 await web.SockSite(runner, taken).start()

@@ -33,13 +33,13 @@ _Loader: Final[type[yaml.SafeLoader] | type[yaml.CSafeLoader]] = getattr(yaml, "
 def holds_run(folder: Path) -> bool:
     """Whether the folder is a run's, whole or not: it has a log, or rows, or a status, or has just been made."""
     names = (f"log/{DECISIONS_NAME}", DECISIONS_NAME, METRICS, status.NAME)
-    just_made = (folder / CONFIG).is_file() and (folder / "log").is_dir()
-    return just_made or any((folder / name).is_file() for name in names)
+    just_made = os.path.isfile(folder / CONFIG) and os.path.isdir(folder / "log")
+    return just_made or any(os.path.isfile(folder / name) for name in names)  # False, too, where nobody may look
 
 
 def log_of(folder: Path) -> Path:
     """Where a run has its log: a copy of the log folder alone is one, too."""
-    return folder if (folder / DECISIONS_NAME).is_file() else folder / "log"
+    return folder if os.path.isfile(folder / DECISIONS_NAME) else folder / "log"
 
 
 class Settings(NamedTuple):
@@ -98,12 +98,12 @@ class Told:
             steps=steps,
             reward=None if last is None else last.reward_mean,
             end=end,
-            problem=self.problem if self.folder.is_dir() else f"{self.folder}: is gone",
+            problem=self.problem if os.path.isdir(self.folder) else f"{self.folder}: is gone",
         )
 
     def _state(self, last: Row | None) -> tuple[RunState, str]:
         """How it stands; and how it ended, in words."""
-        if not self.folder.is_dir():
+        if not os.path.isdir(self.folder):
             return "unreadable", ""
         told = self.status
         if told is not None and told.host != socket.gethostname():
@@ -159,9 +159,10 @@ def _settings(path: Path) -> Settings:
     try:
         read = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
         name, steps = read["name"], read["train"]["steps"]
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError):
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError, RecursionError):
         return Settings("", 0)
-    return Settings(str(name), steps if isinstance(steps, int) else 0)
+    # not str(name): of lists in lists, which YAML may name again and again, it would have no end
+    return Settings(name if isinstance(name, str) else "", steps if isinstance(steps, int) else 0)
 
 
 def last_row(folder: Path) -> Row | None:
