@@ -17,6 +17,7 @@ import msgspec
 
 from areal_async import __version__
 from areal_async.cli_audit import add_audit
+from areal_async.cli_output import any_letter
 from areal_async.cli_replay import add_replay
 from areal_async.cli_score import add_score
 from areal_async.cli_simulate import add_simulate
@@ -34,6 +35,7 @@ INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
+    any_letter()
     parser = _parser()
     arguments, further = parser.parse_known_args(argv)
     if wrong := [text for text in further if text.startswith("-") or "overrides" not in arguments]:

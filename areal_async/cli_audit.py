@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from areal_async.cli_folder import log_folder
+from areal_async.cli_output import page, printing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,12 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
     from areal_async.audit.auditor import audit
 
     report = audit(log_folder("audit", arguments.run), payloads=arguments.payloads)
-    if arguments.json:
-        print(msgspec.json.encode(report).decode())
-    else:
-        from rich.console import Console
-
-        show(report, Console(highlight=False, soft_wrap=True), arguments.run)
+    with printing():
+        if arguments.json:
+            print(msgspec.json.encode(report).decode())
+        else:
+            show(report, page(soft_wrap=True), arguments.run)
     return 0 if report.proven else 1
 
 
@@ -80,7 +80,9 @@ def show(report: "Report", console: "Console", path: Path) -> None:
     if count > len(shown):
         kinds = ", ".join(f"{name} {times}" for name, times in report.found.items())
         console.print(escape(f"{count} findings in all: {kinds}"))
-    verdict = "everything holds" if report.proven else f"{count} findings" if count else "not read to its end"
+    verdict = f"{count} finding{'s' * (count > 1)}" if count else "not read to its end"
+    if report.proven:
+        verdict = "everything holds" if report.records else "nothing was recorded"
     console.print(escape(f"{path}: {report.records} records, {report.seconds:.1f} s of the run: {verdict}"))
 
 

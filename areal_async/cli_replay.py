@@ -15,6 +15,7 @@ import msgspec
 
 from areal_async import cli_replay_server, cli_replay_trainer
 from areal_async.cli_folder import LOG_NAME, log_folder
+from areal_async.cli_output import page, printable, printing
 from areal_async.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -118,31 +119,32 @@ def run(arguments: argparse.Namespace) -> int:
     with _progress(folder, shown=not arguments.json) as progress:
         done = replay(folder, until, progress)
     if until is not None and done.standing is None and done.difference is None:
-        raise ConfigError(f"command line: replay: --until {until}: {_not_there(done, until)}")
-    if arguments.json:
-        print(msgspec.json.encode({"run": str(arguments.run), **figures(done)}).decode())
-    else:
-        from rich.console import Console
-
-        show(done, Console(highlight=False, soft_wrap=True), arguments.run)
+        raise ConfigError(f"command line: replay: --until {arguments.until}: {_not_there(folder, done, until)}")
+    with printing():
+        if arguments.json:
+            print(msgspec.json.encode({"run": printable(arguments.run), **figures(done)}).decode())
+        else:
+            show(done, page(soft_wrap=True), arguments.run)
     return 1 if done.difference is not None else 0
 
 
 def parse_until(text: str) -> "Until":
     """Raises ConfigError."""
     from areal_async.replay.replayed import Until
+    from areal_async.trace.things import LONGEST, thing
 
     kind, _, value = text.partition("=")
     if kind == "id" and value:
-        return Until("id", value)
-    if kind in ("step", "event") and value.isascii() and value.isdecimal():
+        about = thing(value, "replay: --until")
+        return Until("step", int(about.name)) if about.kind == "step" else Until("id", about.label)
+    if kind in ("step", "event") and value.isascii() and value.isdecimal() and len(value) <= LONGEST:
         return Until("step" if kind == "step" else "event", int(value))
     raise ConfigError(
-        f"command line: replay: --until {text}: should be step=N, event=N or id=X, such as step=12 or id=107.3"
+        f"command line: replay: --until {text[:40]}: should be step=N, event=N or id=X, such as step=12 or id=107.3"
     )
 
 
-def _not_there(done: "Replayed", until: "Until") -> str:
+def _not_there(folder: Path, done: "Replayed", until: "Until") -> str:
     match until.kind:
         case "step" if done.last_step is None:
             return "no step was formed"
@@ -151,7 +153,10 @@ def _not_there(done: "Replayed", until: "Until") -> str:
         case "event":
             return f"the log has {done.events} events, the first is 0"
         case "id":
-            return "nothing in the log has this id; such as 107 (group), 107.3 (sample), 'server 0', rewards.0, trainer"
+            from areal_async.trace.story import nearest
+            from areal_async.trace.things import thing
+
+            return f"nothing in the log has this id; {nearest(folder, thing(str(until.value)))}"
 
 
 def figures(done: "Replayed") -> dict[str, object]:

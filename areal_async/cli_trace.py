@@ -6,17 +6,19 @@ any machine, and while the run goes on; a torn end is said, corruption ends it w
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from areal_async import output_file
 from areal_async.cli_folder import log_folder
-from areal_async.errors import ArealError, ConfigError
+from areal_async.cli_output import ended_by_sigterm, printing
+from areal_async.errors import ConfigError
 
 if TYPE_CHECKING:
     from areal_async.log.format import Torn
+    from areal_async.trace.things import Thing
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # argparse has no public name for it
 
@@ -89,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     if wrong := sorted(given - set(_FILTERS[what])):
         option = _NAMES.get(wrong[0], wrong[0])
         raise ConfigError(f"command line: trace: --{option} is no filter of {'ls' if what == 'ls' else '--' + what}")
-    with _closed_pipe():
+    with printing(), ended_by_sigterm():
         match what:
             case "ls":
                 _list(folder, arguments)
@@ -104,16 +106,6 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _closed_pipe() -> Iterator[None]:
-    """Whoever reads what is printed (`head`, `less`) may have enough of it."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its exit
-
-
 def _say_torn(torn: "Torn") -> None:
     print(f"{torn}; it was being written, and is left out", file=sys.stderr)
 
@@ -122,24 +114,39 @@ def _list(folder: Path, arguments: argparse.Namespace) -> None:
     from areal_async.trace import listing
     from areal_async.trace.things import thing
 
-    inf = float("inf")
+    things = list(map(thing, arguments.id or ()))
+    begin, end, left = arguments.begin, arguments.end, arguments.limit
     wanted = listing.Filter(
         kinds=tuple(map(listing.kind_named, arguments.kind or ())),
-        things=tuple(map(thing, arguments.id or ())),
-        begin=-inf if arguments.begin is None else arguments.begin,
-        end=inf if arguments.end is None else arguments.end,
+        things=tuple(things),
+        begin=float("-inf") if begin is None else begin,
+        end=float("inf") if end is None else end,
     )
-    left = arguments.limit
+    if not wanted.begin <= wanted.end:
+        raise ConfigError(f"command line: trace: --from {wanted.begin:g} --to {wanted.end:g}: no time is between them")
     if left is not None and left < 1:
         raise ConfigError(f"command line: trace: --limit {left}: at least 1")
+    listed = 0
     for item in listing.read_items(folder, _say_torn):
         if not wanted.wants(item):
             continue
         print(listing.json_line(item).decode() if arguments.json else listing.line(item))
-        if left is not None:
-            left -= 1
-            if not left:
-                return
+        listed += 1
+        if listed == left:
+            return
+        things = [each for each in things if not each.is_in(item.record)]
+    _must_be_there(folder, things)
+    if not listed:
+        print("no record is wanted by all of these filters", file=sys.stderr)
+
+
+def _must_be_there(folder: Path, things: "list[Thing]") -> None:
+    """Of things that nothing was found of. Raises ConfigError: the log has no such thing at all."""
+    from areal_async.trace import story
+
+    for each in things:
+        for _ in story.tell(folder, each, lambda torn: None):
+            break
 
 
 def _story(folder: Path, arguments: argparse.Namespace) -> None:
@@ -158,10 +165,19 @@ def _samples(folder: Path, arguments: argparse.Namespace) -> None:
     import msgspec
 
     from areal_async.trace import samples
-    from areal_async.trace.things import thing
+    from areal_async.trace.things import thing, wrong
 
     verdicts = tuple(map(samples.verdict_named, arguments.verdict or ()))
-    wanted = samples.Wanted(tuple(map(thing, arguments.id or ())), arguments.step, verdicts)
+    things = list(map(thing, arguments.id or ()))
+    if wrong_kind := next((each for each in things if each.kind in ("trainer", "worker")), None):
+        raise wrong(f"--samples --id: no sample is of the {wrong_kind.label}; name a group, a sample, a server, a step")
+    if arguments.step is not None:
+        if arguments.step < 0:
+            raise wrong(f"--step {arguments.step}: the first one is 0")
+        things.append(thing(f"step {arguments.step}"))
+    wanted = samples.Wanted(tuple(things[: len(arguments.id or ())]), arguments.step, verdicts)
+    if arguments.samples != "-":
+        output_file.check("trace: --samples", Path(arguments.samples))
     decode, why = samples.find_decoder(folder)
     if decode is None:
         print(f"no texts, tokens only: {why}", file=sys.stderr)
@@ -173,6 +189,8 @@ def _samples(folder: Path, arguments: argparse.Namespace) -> None:
             written += 1
             gone += bool(record.missing)
     released = f", {gone} of them without arrays: those have left the disk" if gone else ""
+    if not written:
+        _must_be_there(folder, things)
     print(f"{written} finished samples{released}", file=sys.stderr)
 
 
@@ -183,13 +201,12 @@ def _perfetto(folder: Path, arguments: argparse.Namespace) -> None:
     things = [thing(text) for text in arguments.id or ()]
     if len(things) > 1 or any(each.kind != "sample" for each in things):
         raise wrong("--perfetto --id: name one sample, such as 12.3: its way is drawn, and no other")
-    try:
-        drawn = perfetto.write(folder, arguments.perfetto, sample=things[0].name if things else None)
-    except OSError as error:
-        raise ArealError(f"{arguments.perfetto}: can't be written: {error.strerror}") from None
+    output_file.check("trace: --perfetto", arguments.perfetto)
+    drawn = perfetto.write(folder, arguments.perfetto, sample=things[0].name if things else None, on_torn=_say_torn)
+    size = f", {drawn.nbytes:,} bytes" if drawn.nbytes else ""
     print(
-        f"{arguments.perfetto}: {drawn.seconds:.1f} s of the run, {drawn.samples} samples, {drawn.steps} steps, "
-        f"{drawn.nbytes:,} bytes; open it at https://ui.perfetto.dev",
+        f"{arguments.perfetto}: {drawn.seconds:.1f} s of the run, {drawn.samples} samples, {drawn.steps} steps{size}; "
+        "open it at https://ui.perfetto.dev",
         file=sys.stderr,
     )
 
@@ -212,20 +229,12 @@ def _anonymize(folder: Path, arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _output(name: str) -> Iterator[BinaryIO]:
-    """A file that is whole or isn't there; `-`: the standard output."""
+    """`-`: the standard output."""
     if name == "-":
         yield sys.stdout.buffer
         return
-    path = Path(name)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            yield file
-        os.replace(partial, path)
-    except OSError as error:
-        raise ArealError(f"{path}: can't be written: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with output_file.whole(Path(name)) as file:
+        yield file
 
 
 @contextlib.contextmanager

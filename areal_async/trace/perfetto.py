@@ -14,6 +14,7 @@ from typing import BinaryIO, Final, cast
 
 import msgspec
 
+from areal_async import output_file
 from areal_async.errors import ConfigError, LogError
 from areal_async.log.format import Torn
 from areal_async.log.reader import warn
@@ -29,7 +30,8 @@ _GZIP_LEVEL: Final = 5
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """samples: that were started. finished, checks, prompts, steps, swaps: answers, verdicts, prompts, trained steps
     and loaded weights that came, those in vain included. arrows: samples that arrows follow, of every `followed`-th
-    group. spans, events: in the file. seconds: of the run clock. nbytes: of the file."""
+    group. spans, events: in the file. seconds: of the run clock. nbytes: of the file, 0 where it is a pipe or a
+    device."""
 
     samples: int
     finished: int
@@ -56,8 +58,8 @@ def write(
     """Draw the log in `log_folder` into `path` (compressed where that ends in `.gz`), in place of what was there.
 
     sample: the only one that arrows follow; None: all of them, or those of every second, third, … group where there are
-    more than `most_arrows`. Errors: LogError; ConfigError where there is no such sample; OSError where the file can't
-    be written.
+    more than `most_arrows`. Errors: LogError; ConfigError where there is no such sample; ArealError where the file
+    can't be written.
     """
     extent = _measure(log_folder, sample)
     stride = max(1, -(-extent.samples // most_arrows))
@@ -65,9 +67,8 @@ def write(
     def follows(name: SampleId) -> bool:
         return group_of(name) % stride == 0 if sample is None else name == sample
 
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as file, contextlib.ExitStack() as stack:
+    with output_file.whole(path) as file:
+        with contextlib.ExitStack() as stack:
             out: BinaryIO = file
             if path.suffix == ".gz":
                 packed = stack.enter_context(gzip.GzipFile(path.stem, "wb", _GZIP_LEVEL, file))
@@ -78,16 +79,15 @@ def write(
             for turn in recorded.turns:
                 drawing.take(turn)
             drawing.close()
-            traced.close({"run": str(log_folder), "clock": "microseconds since the run began"})
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+            name = os.fsencode(log_folder).decode("utf-8", "backslashreplace")
+            traced.close({"run": name, "clock": "microseconds since the run began"})
+        nbytes = file.tell() if output_file.is_replaceable(path) else 0
     trails = drawing.trails
     return Figures(
         samples=extent.samples, finished=trails.finished, checks=trails.checks, prompts=trails.prompts,
         steps=drawing.trainer.steps, swaps=sum(server.swaps for server in drawing.servers.values()),
         arrows=trails.arrows, followed=stride, spans=traced.spans, events=traced.events, seconds=extent.seconds,
-        nbytes=path.stat().st_size,
+        nbytes=nbytes,
     )  # fmt: skip
 
 

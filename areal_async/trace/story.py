@@ -5,9 +5,10 @@ What always holds: a story is told from the log alone, in its order, over rollba
 another version, or still be growing. Of a thing that the log doesn't have, the error names the nearest that it has.
 """
 
+import difflib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -20,6 +21,8 @@ from areal_async.trace.story_peers import ServerStory, TrainerStory, WorkerStory
 from areal_async.trace.story_steps import StepStory
 from areal_async.trace.things import Thing, wrong
 from areal_async.trace.words import long, members
+
+_OTHERS: Final = ("trainer", "rewards.0")  # ids that are words
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -83,7 +86,26 @@ def tell(folder: Path, thing: Thing, on_torn: Callable[[Torn], None]) -> Iterato
                 yield Line(turn.number, at, text)
         known = teller.known
     if empty:
-        raise wrong(f"{folder.parent if folder.name == 'log' else folder}: there is no {thing.label}; {known}")
+        run = folder.parent if folder.name == "log" else folder
+        raise wrong(f"{run}: there is no {thing.label}; {_with_words(thing, known)}")
+
+
+def nearest(folder: Path, thing: Thing) -> str:
+    """What the log in the folder has that is most like the thing, in words for an error. Raises LogError."""
+    recorded = read_turns(folder, lambda torn: None)
+    if recorded is None:
+        return "nothing was recorded"
+    teller = _teller(thing, recorded.rules)
+    for turn in recorded.turns:
+        for _ in teller.take(turn):
+            pass
+    return _with_words(thing, teller.known)
+
+
+def _with_words(thing: Thing, known: str) -> str:
+    """What isn't known is taken for a server's name: a word that was written wrongly, too."""
+    close = difflib.get_close_matches(thing.name, _OTHERS, 1) if thing.kind == "server" else []
+    return f"{known}; did you mean {close[0]}?" if close else known
 
 
 def shown(thing: Thing, lines: Iterator[Line]) -> Iterator[str]:

@@ -19,9 +19,11 @@ from areal_async.replay.naming import named
 
 ThingKind: TypeAlias = Literal["group", "sample", "server", "worker", "step", "trainer"]
 
-_PREFIXED: Final = re.compile(r"(group|sample|server|step|worker|reward worker)[ :-]+(.+)")
+LONGEST: Final = 18  # digits of a number: no run has more of anything
+_PREFIXED: Final = re.compile(r"(group|sample|server|step|worker|reward worker)[ :-]+(.+)", re.IGNORECASE)
 _WORKER: Final = re.compile(r"rewards\.\d+")
 _SAMPLE: Final = re.compile(r"\d+\.\d+")
+_WORDS: Final = "such as 12 (a group), 12.3 (a sample), 'step 6', 'server 0', rewards.0, trainer"
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,13 @@ class Thing:
         return False
 
 
-def thing(text: str) -> Thing:
-    """Errors: ConfigError: it can be no id."""
+def thing(text: str, command: str = "trace") -> Thing:
+    """command: for the error. Errors: ConfigError: it can be no id."""
     text = text.strip()
+    if not text:
+        raise wrong(f"an id is empty; name one, {_WORDS}", command)
     if match := _PREFIXED.fullmatch(text):
-        word, name = match[1], match[2].strip()
+        word, name = match[1].lower(), match[2].strip()
         kind: ThingKind = "worker" if "worker" in word else word  # type: ignore[assignment]
     elif text == "trainer":
         return Thing("trainer", "trainer")
@@ -90,17 +94,19 @@ def thing(text: str) -> Thing:
     else:
         kind, name = "server", text
     if kind in ("group", "step") and not name.isdecimal():
-        raise wrong(f"{text!r} is no {kind}: its number is missing")
+        raise wrong(f"{text!r} is no {kind}: its number is missing", command)
     if kind == "sample" and not _SAMPLE.fullmatch(name):
-        raise wrong(f"{text!r} is no sample: name group and member, such as 12.3")
+        raise wrong(f"{text!r} is no sample: name group and member, such as 12.3", command)
+    if kind in ("group", "step", "sample") and max(map(len, name.split("."))) > LONGEST:
+        raise wrong(f"{kind} {name[:LONGEST]}…: no run has as many", command)
     if kind == "sample":
         group, _, member = name.partition(".")
         return Thing("sample", f"{int(group)}.{int(member)}")
     return Thing(kind, str(int(name)) if kind in ("group", "step") else name)
 
 
-def wrong(what: str) -> ConfigError:
-    return ConfigError(f"command line: trace: {what}")
+def wrong(what: str, command: str = "trace") -> ConfigError:
+    return ConfigError(f"command line: {command}: {what}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -6,7 +6,6 @@ says of when it is; what of the run can't be read is told in it, and the rest is
 
 import asyncio
 import contextlib
-import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,6 +16,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from areal_async import output_file
 from areal_async.environment import environment
 from areal_async.errors import ArealError, ConfigError
 from areal_async.view import bundle
@@ -148,15 +148,8 @@ async def picture(folders: RunFolders, out: Path, read: Callable[[float], None] 
 
 def write(path: Path, data: bytes) -> int:
     """A file that is whole or isn't there; its length. Errors: ArealError."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
-    except OSError as error:
-        raise ArealError(f"{path}: can't be written: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    with output_file.whole(path) as file:
+        file.write(data)
     return len(data)
 
 

@@ -161,7 +161,7 @@ def test_until_the_first_word_of_a_thing(said: Said) -> None:
     [
         ("step=99", "--until step=99: that step was never formed; the last one was 5"),
         (f"event={EVENTS}", f"--until event={EVENTS}: the log has {EVENTS} events, the first is 0"),
-        ("id=99.9", "--until id=99.9: nothing in the log has this id; such as 107 (group)"),
+        ("id=99.9", "--until id=99.9: nothing in the log has this id; groups are 0 to 17"),
         ("step=x", "--until step=x: should be step=N, event=N or id=X"),
         ("event=-1", "--until event=-1: should be step=N, event=N or id=X"),
         ("id=", "--until id=: should be step=N, event=N or id=X"),
