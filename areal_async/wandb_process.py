@@ -108,8 +108,11 @@ class Teller:
     def hand_over(self) -> None:
         """What the files have, and W&B hasn't."""
         before = self._told
-        rows = _lines(self._folder / METRICS, before.rows)
-        results = _lines(self._folder / EVALUATIONS, before.evaluations)
+        rows = list(_lines(self._folder / METRICS, before.rows))
+        results = list(_lines(self._folder / EVALUATIONS, before.evaluations))
+        if results:  # rows that were written before them, after the rows were read
+            end = rows[-1][2] if rows else before.rows
+            rows += [row for row in _lines(self._folder / METRICS, end) if row[0] <= results[-1][0]]
         entries = [(at, row, STEP, end) for at, row, end in rows]
         entries += [(at, row, EVALUATED, end) for at, row, end in results]
         for _, row, axis, end in sorted(entries, key=lambda entry: entry[0]):
