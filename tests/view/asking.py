@@ -43,7 +43,7 @@ class Asked:
 
     async def read(self, key: str) -> api.Overview:
         """When all of its log was read."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             seen = await self.overview(key)
             while not seen.reading.done:
                 await asyncio.sleep(0.005)

@@ -225,6 +225,12 @@ def test_what_it_was_made_with(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- the picture
 
 
+@pytest.fixture(scope="module")
+def fonts() -> None:
+    """matplotlib has looked for the machine's fonts; the first time that takes so long that it says so on stderr."""
+    subprocess.run([sys.executable, "-c", "import matplotlib.font_manager"], check=True, capture_output=True)
+
+
 def view(folder: Path, *arguments: str) -> str:
     """`areal-async view run …` as a process (matplotlib keeps its fonts open); what it says."""
     command = [sys.executable, "-m", "areal_async", "view", "run", *arguments]
@@ -234,6 +240,7 @@ def view(folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fonts")
 def test_main_curves_as_a_picture(written: Path) -> None:
     import matplotlib.image  # here: it takes half a second
 
@@ -252,6 +259,7 @@ def test_main_curves_as_a_picture(written: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fonts")
 def test_a_picture_of_hardly_anything(written: Path) -> None:
     write_rows(written / "run", {"step": 0})
     view(written, "--png", "x.png")

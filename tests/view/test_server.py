@@ -21,7 +21,7 @@ from areal_async.testing.recipes import scripted
 from areal_async.view import api, opened, run
 from areal_async.view.index import Index
 
-from ..waiting import until
+from ..waiting import Straggler, until
 from .asking import asking
 from .folders import STEPS, row, write_rows, write_run, write_status
 
@@ -143,18 +143,20 @@ async def test_a_run_is_watched_from_its_start_to_its_end(
     make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(status, "EVERY_S", 0.1)
+    straggler = Straggler()  # until it was seen that the run goes on, it can't end
     states: list[str] = []
     rows: list[bytes] = []
     folders: list[Path] = []
 
     async def trains() -> None:
-        async with Controller(make_config("train.steps=6"), recipes=scripted()) as controller:
+        config = make_config("train.steps=6")
+        async with Controller(config, workflow=straggler, recipes=scripted()) as controller:
             folders.append(controller.folder)
             await controller.run()
 
     (tmp_path / "runs").mkdir()
     write_run(tmp_path / "runs" / "before")
-    async with asking(tmp_path / "runs") as asked, asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+    async with asking(tmp_path / "runs") as asked, asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         tasks.create_task(trains())
         await until(lambda: folders)
         key = folders[0].name
@@ -162,6 +164,8 @@ async def test_a_run_is_watched_from_its_start_to_its_end(
             seen = await asked.overview(key, since=len(rows))
             rows += [bytes(each) for each in seen.rows]
             states += [seen.run.state] * (seen.run.state not in states[-1:])
+            if "running" in states:
+                straggler.go.set()
             assert (seen.problems, seen.reading.problem) == ([], "")
             listed = msgspec.json.decode(await (await asked.get("/api/runs")).read(), type=api.Runs)
             assert {each.key for each in listed.runs} == {"before", key}
