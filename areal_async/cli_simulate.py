@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from areal_async import output_file
 from areal_async.cli_folder import log_folder
+from areal_async.cli_output import ended_by_sigterm, page, printing
 from areal_async.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from rich.table import Table
 
     from areal_async.simulate.engine import Progress
     from areal_async.simulate.fit import Fitted
@@ -73,17 +77,19 @@ def run(arguments: argparse.Namespace) -> int:
     title = rows[0].plan.title or Path(arguments.plan).name
     with _progress(prepared, arguments.json) as progress:
         results = compared(rows, list(simulate_rows(prepared, progress)))
-    if arguments.plot is not None:
+    with printing():
+        if arguments.json:
+            told = {"title": title, "rows": results, "assumed": assumed}
+            print(msgspec.json.encode(told).decode())
+        else:
+            _show(results, title)
+            for text in assumed:
+                print(f"assumed: {text}")
+    if arguments.plot is not None:  # last, so that a full disk doesn't cost the figures
         from areal_async.simulate.plot import draw
 
-        draw(results, title, arguments.plot)
-    if arguments.json:
-        told = {"title": title, "rows": results, "assumed": assumed}
-        print(msgspec.json.encode(told).decode())
-    else:
-        _show(results, title)
-        for text in assumed:
-            print(f"assumed: {text}")
+        with ended_by_sigterm():
+            draw(results, title, arguments.plot)
     for number, result in enumerate(results, 1):
         if result.failed:
             values = ", ".join(f"{key}={value}" for key, value in result.values.items())
@@ -93,8 +99,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _validate(rows: "Sequence[Row]", arguments: argparse.Namespace) -> int:
     """`validate: RUN`: this run, predicted from `from_run` or from itself, beside what happened in it."""
-    from rich.console import Console
-
     from areal_async.simulate.sweep import prepare
     from areal_async.simulate.validate import table, validate
 
@@ -109,16 +113,18 @@ def _validate(rows: "Sequence[Row]", arguments: argparse.Namespace) -> int:
     made = prepare([replace(row, plan=plan)], _fit)[0].scenario
     compared = validate(folder, made.cluster, plan.seed)
     title = plan.title or Path(run).name
-    if arguments.json:
-        lines = [{**line._asdict(), "error": line.error} for line in compared.lines]
-        told = {"title": title, "validate": lines, "disturbed": compared.disturbed, "assumed": made.assumed}
-        print(msgspec.json.encode(told).decode())
-        return 0
-    Console(highlight=False).print(table(compared, title))
-    for text in compared.disturbed:
-        print(f"not simulated: {text}")
-    for text in made.assumed:
-        print(f"assumed: {text}")
+    assumed = (*made.assumed, *compared.assumed)
+    with printing():
+        if arguments.json:
+            lines = [{**line._asdict(), "error": line.error} for line in compared.lines]
+            told = {"title": title, "validate": lines, "disturbed": compared.disturbed, "assumed": assumed}
+            print(msgspec.json.encode(told).decode())
+            return 0
+        _wide(table(compared, title))
+        for text in compared.disturbed:
+            print(f"not simulated: {text}")
+        for text in assumed:
+            print(f"assumed: {text}")
     return 0
 
 
@@ -131,10 +137,9 @@ def _fit(run: Path) -> "Fitted":
 def _check_plot(file: Path | None) -> None:
     if file is None:
         return
-    if file.suffix not in PLOTS:
+    if file.suffix.lower() not in PLOTS:
         raise ConfigError(f"command line: --plot: {file} must end in {' or '.join(PLOTS)}")
-    if not file.absolute().parent.is_dir():
-        raise ConfigError(f"command line: --plot: there is no folder {file.parent}")
+    output_file.check("--plot", file)
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -144,18 +149,22 @@ def _check_plot(file: Path | None) -> None:
 
 
 def _show(results: "Sequence[Result]", title: str) -> None:
-    from rich.console import Console
-
     from areal_async.simulate import table
 
-    console = Console(highlight=False)
     figures = results[0].figures
     if len(results) > 1:
-        shown = table.rows(results, title)
-        console.width = max(console.width, Console(width=WIDEST).measure(shown).maximum)  # folded, it tells nothing
-        console.print(shown)
+        _wide(table.rows(results, title))
     elif figures is not None:
-        console.print(table.page(results[0], figures, title))
+        page().print(table.page(results[0], figures, title))
+
+
+def _wide(table: "Table") -> None:
+    """As wide as it is: folded, it tells nothing."""
+    from rich.console import Console
+
+    console = page()
+    console.width = max(console.width, Console(width=WIDEST).measure(table).maximum)
+    console.print(table)
 
 
 @contextmanager

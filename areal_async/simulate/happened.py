@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from areal_async.errors import ConfigError, LogError
-from areal_async.log import reader
-from areal_async.log.format import PayloadRef
+from areal_async.log import payloads
+from areal_async.log.format import PayloadRef, payload_path
 from areal_async.log.turns import Turn, read_turns
 from areal_async.messages import (
     AnyCommand,
@@ -45,7 +45,8 @@ VERSIONS: Final = 3
 class Happened:
     """rules: the last ones. steps: of the history that survived, all others: over all of the time, steps that were
     trained again included. See `Figures`; training_s, busy_s, both_s: for how long the trainer trained or published, a
-    server generated (mean over servers), both did. disturbed: what a simulation doesn't have, in words."""
+    server generated (mean over servers), both did. disturbed: what a simulation doesn't have, in words. spread: answers
+    of several versions whose arrays can't be read; their tokens are taken as spread evenly over these versions."""
 
     rules: Rules
     steps: int = 0
@@ -62,6 +63,7 @@ class Happened:
     busy_s: float = 0.0
     both_s: float = 0.0
     disturbed: list[str] = field(default_factory=list)
+    spread: int = 0
 
 
 def happened(folder: Path) -> Happened:
@@ -198,12 +200,13 @@ class _Watch:
     def _versions(self, done: SampleDone, payload: PayloadRef | None) -> Counter[Version]:
         """Its trained tokens by version: from its arrays, or, where these are gone, as many of each between its oldest
         and its newest."""
-        if payload is not None:
+        if payload is not None and payload_path(self._folder, payload.segment).exists():
             try:
-                arrays = reader.read_payload(self._folder, payload).arrays
+                arrays = payloads.read(self._folder, payload).arrays
             except LogError:
-                pass  # released, or this is a log without its segments
+                pass  # damaged: `areal-async audit --payloads` says how
             else:
                 return Counter(np.asarray(arrays[VERSIONS])[np.asarray(arrays[LOSS_MASK]) != 0].tolist())
         span = done.newest - done.oldest + 1
+        self._sums.spread += span > 1
         return Counter(done.oldest + place * span // max(done.loss_tokens, 1) for place in range(done.loss_tokens))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from areal_async import output_file
 from areal_async.simulate.figures import Figures
 from areal_async.simulate.sweep import Result
 from areal_async.simulate.table import names, swept
@@ -23,7 +24,7 @@ _HEIGHT: Final = 3.6
 
 
 def draw(results: Sequence[Result], title: str, file: Path) -> None:
-    """Errors: OSError where the file can't be written."""
+    """Errors: ArealError where the file can't be written."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -34,7 +35,9 @@ def draw(results: Sequence[Result], title: str, file: Path) -> None:
     figures = there[0].figures
     assert figures is not None
     figure = _page(figures, title) if len(results) == 1 else _sweep(there, title)
-    figure.savefig(file, dpi=DPI, metadata={"Date": None} if file.suffix == ".svg" else None)
+    form = file.suffix.lower().removeprefix(".")
+    with output_file.whole(file) as out:
+        figure.savefig(out, format=form, dpi=DPI, metadata={"Date": None} if form == "svg" else None)
 
 
 def _new(columns: int, title: str) -> "tuple[Figure, list[Axes]]":

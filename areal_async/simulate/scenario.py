@@ -41,6 +41,10 @@ _HARDWARE: Final = (
     "servers.prefill_mfu", "train.gradient_checkpointing", "train.zero_stage", "trainer.mfu",
     "trainer.link_gb_s", "swap.gb_s",
 )  # fmt: skip
+# More is a slip of the pen: it would not fit into this machine's memory, or take more than a day (docs/simulate.md).
+MOST_PARTS: Final = 100_000  # servers; trainer ranks
+MOST_OF_STEP: Final = 1_000_000  # samples
+MOST_OF_RUN: Final = 1_000_000_000  # samples
 _GIGA: Final = 1e9
 _TERA: Final = 1e12
 
@@ -141,6 +145,7 @@ def _answers_findings(plan: Plan, fitted: Fitted | None) -> Iterator[Finding]:
 
 def _rules_findings(plan: Plan, rules: Rules, drawn: bool) -> Iterator[Finding]:
     """drawn: prompts are the plan's, too."""
+    yield from _slips(plan, rules)
     least = plan.warm_up + rules.max_staleness + 2
     if plan.warm_up and rules.steps < least:
         yield "warm_up", f"{plan.warm_up} and the last η + 1 of {rules.steps} steps leave none; try train.steps {least}"
@@ -161,6 +166,24 @@ def _rules_findings(plan: Plan, rules: Rules, drawn: bool) -> Iterator[Finding]:
     if drawn and longest > rules.max_tokens_per_microbatch:
         what = f"{rules.max_tokens_per_microbatch} doesn't hold the longest sample, of {longest} tokens"
         yield "train.max_tokens_per_microbatch", f"{what}; try {longest}"
+
+
+def _slips(plan: Plan, rules: Rules) -> Iterator[Finding]:
+    """Numbers that nobody means."""
+    for key, count, what in (("servers.count", rules.servers, "servers"), ("trainer.gpus", rules.ranks, "ranks")):
+        if count > MOST_PARTS:
+            yield key, f"{count:,} {what}; at most {MOST_PARTS:,} are simulated"
+    samples = rules.batch_groups * rules.group_size
+    if samples > MOST_OF_STEP:
+        what = f"{rules.batch_groups:,} × rollout.group_size ({rules.group_size:,}) are {samples:,} samples a step"
+        yield "train.batch_groups", f"{what}; at most {MOST_OF_STEP:,} are simulated"
+    elif rules.steps * samples > MOST_OF_RUN:
+        what = f"{rules.steps:,} × {samples:,} samples would take days; at most {MOST_OF_RUN:,} samples are simulated"
+        yield "train.steps", f"{what}; try {MOST_OF_RUN // samples}"
+    fixed, part = plan.trainer.fixed_microbatches, -(-samples // (rules.minibatches * rules.ranks))
+    if fixed is not None and fixed > part:
+        what = f"{fixed:,}, but a rank's part of a minibatch has at most {part:,} samples"
+        yield "trainer.fixed_microbatches", f"{what}; try {part}"
 
 
 # ------------------------------------------------------------------------------------------------------- sizes, rules
@@ -277,7 +300,8 @@ def _from_sheets(plan: Plan, rules: Rules, sizes: _Sizes) -> Scenario:
         what = (
             f"the KV cache of {servers.gpus} GPU(s) holds {max(cache, 0)} tokens beside the weights, and the longest "
         )
-        raise _Wrong("servers.gpus", f"{what}sample has {longest}; try {servers.gpus * 2}")
+        least = ceil((shape.weights + longest * shape.kv) / (gpu.memory * servers.memory_share))
+        raise _Wrong("servers.gpus", f"{what}sample has {longest}; try {max(least, servers.gpus + 1)}")
     speed = plan.swap.gb_s * _GIGA
     load_s = plan.swap.load_s
     if load_s is None:

@@ -4,6 +4,7 @@ What always holds: rows stand in the order of the sweep; nothing of one row chan
 the same rows on any machine. A row whose run the core has ended with an error says why, and the others go on.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -81,6 +82,10 @@ def simulate_rows(prepared: Sequence[Prepared], progress: Callable[[int], Progre
                 figures = simulate(made.rules, made.cluster, row.plan.seed, tell)
         except (RunFailed, ValueError) as error:  # ended by the core; or no run could follow such rules
             yield msgspec.structs.replace(result, failed=str(error))
+            continue
+        if not 0 < figures.seconds < math.inf:
+            why = "all of it takes no time" if not figures.seconds else "it takes longer than any number of seconds"
+            yield msgspec.structs.replace(result, failed=f"{why}; some option is much too large or too small")
             continue
         yield _with_rates(result, figures, row.plan.warm_up)
 

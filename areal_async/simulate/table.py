@@ -111,10 +111,12 @@ def _many(count: int, what: str) -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:,.3g}" if seconds < 1000 else f"{seconds:,.0f}"
+    return f"{seconds:,.3g}" if not 1000 <= seconds < 1e9 else f"{seconds:,.0f}"
 
 
 def _long(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 1e9 else f"{seconds / 3600:.3g} h"

@@ -39,11 +39,12 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """disturbed: what has happened and isn't simulated, in words."""
+    """disturbed: what has happened and isn't simulated, assumed: what the log didn't tell of it; in words."""
 
     rules: Rules
     lines: tuple[Line, ...]
     disturbed: tuple[str, ...]
+    assumed: tuple[str, ...] = ()
 
     def line(self, name: str) -> Line:
         return next(line for line in self.lines if line.name == name)
@@ -61,7 +62,13 @@ def validate(folder: Path, cluster: Cluster, seed: int = 0, progress: Progress |
         answers = answers.asked_by(rules)
     cluster = replace(cluster, servers=rules.servers, answers=answers, start_s=0.0)
     figures = simulate(rules, cluster, seed, progress)
-    return Compared(rules, tuple(_lines(figures, real)), tuple(real.disturbed))
+    assumed = []
+    if real.spread:
+        assumed.append(
+            f"lags of the real run: the arrays of {real.spread:,} answers of several versions can't be read (any more);"
+            " their tokens are taken as spread evenly over these versions"
+        )
+    return Compared(rules, tuple(_lines(figures, real)), tuple(real.disturbed), tuple(assumed))
 
 
 def _lines(figures: Figures, real: Happened) -> Iterator[Line]:

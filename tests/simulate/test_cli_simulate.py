@@ -111,7 +111,7 @@ def no_run(run: Path):
         (["rollout.max_stalenes=2"], "rollout.max_stalenes: no such key; did you mean rollout.max_staleness?"),
         (["baseline=[system=sync]"], "baseline: 'system=sync' is no value of the sweep"),
         (["--plot", "here.pdf"], "--plot: here.pdf must end in .png or .svg"),
-        (["--plot", "no/where.svg"], "--plot: there is no folder no"),
+        (["--plot", "no/where.svg"], "--plot no/where.svg: there is no folder no"),
         (["--seed", "-1"], "seed: must be a whole number ≥ 0, not the number -1; the nearest is 0"),
         (["from_run=nowhere"], "nowhere: no such folder; name a run folder (runs/NAME-TIME)"),
         (["from_run=."], "holds no log/decisions.log; name a run folder"),
