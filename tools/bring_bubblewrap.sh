@@ -11,12 +11,7 @@ if works; then
     exit 0
 fi
 if ! command -v bwrap >/dev/null; then
-    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-        echo "installing bubblewrap with apt-get"
-        export DEBIAN_FRONTEND=noninteractive
-        apt-get -qq -o APT::Sandbox::User=root update  # containers may not let it become another user
-        apt-get -qq -o APT::Sandbox::User=root install --yes --no-install-recommends bubblewrap >/dev/null
-    else
+    if ! "$(dirname "$0")/install_packages.sh" bubblewrap; then
         echo "The tests need bubblewrap (\`bwrap\`, 0.8.0 or newer), and it isn't installed. As root, one of:" >&2
         echo "  apt-get install bubblewrap     Debian 12, Ubuntu 24.04 and newer" >&2
         echo "  dnf install bubblewrap         Fedora" >&2
