@@ -17,7 +17,7 @@ import msgspec
 
 from areal_async import __version__
 from areal_async.cli_audit import add_audit
-from areal_async.cli_output import any_letter
+from areal_async.cli_output import any_letter, open_missing, page, printing
 from areal_async.cli_replay import add_replay
 from areal_async.cli_score import add_score
 from areal_async.cli_simulate import add_simulate
@@ -28,6 +28,8 @@ from areal_async.cli_worker import add_worker
 from areal_async.errors import ArealError, ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from areal_async.config import Config
 
 INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
@@ -35,6 +37,7 @@ INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
+    open_missing()
     any_letter()
     parser = _parser()
     arguments, further = parser.parse_known_args(argv)
@@ -155,13 +158,14 @@ def check(arguments: argparse.Namespace) -> int:
 
     config = _checked_config(arguments)
     rollout, train = config.rollout, config.train
-    print(
-        f"{arguments.config}: good. {train.steps} steps of {train.batch_groups} prompts × {rollout.group_size} "
-        f"samples, η = {rollout.max_staleness}; servers: {config.own_servers + len(rollout.urls)}, trainer ranks: "
-        f"{train.ranks}, reward: {config.reward.function} in {config.reward.workers} worker(s)"
-    )
-    for line in protection(config.reward):
-        print(line)
+    with printing():
+        print(
+            f"{arguments.config}: good. {train.steps} steps of {train.batch_groups} prompts × {rollout.group_size} "
+            f"samples, η = {rollout.max_staleness}; servers: {config.own_servers + len(rollout.urls)}, trainer ranks: "
+            f"{train.ranks}, reward: {config.reward.function} in {config.reward.workers} worker(s)"
+        )
+        for line in protection(config.reward):
+            print(line)
     return 0
 
 
@@ -169,12 +173,18 @@ def run(arguments: argparse.Namespace) -> int:
     """`areal-async run`."""
     from rich.console import Console
 
+    from areal_async.report import outlasting
+
+    config = _checked_config(arguments)
+    with outlasting(sys.stdout) as output:
+        return _train(config, arguments, Console(file=output))
+
+
+def _train(config: "Config", arguments: argparse.Namespace, console: "Console") -> int:
     from areal_async.config_rewards import protection
     from areal_async.controller.controller import Controller
     from areal_async.report import display, summary
 
-    config = _checked_config(arguments)
-    console = Console()
     for line in protection(config.reward):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
@@ -214,14 +224,16 @@ def evaluate(arguments: argparse.Namespace) -> int:
         work = score(config, model, progress=lambda done, whole: bar.update(task, completed=done, total=whole))
         result = _in_loop(work)
     if arguments.json:
-        print(msgspec.json.encode(result).decode())
+        with printing():
+            print(msgspec.json.encode(result).decode())
         return 0
     title = escape(f"{result.n} problems of {config.data.eval}")
     table = Table(title=title, title_justify="left", show_header=False)
     for name, value in msgspec.structs.asdict(result).items():
         shown = f"{value:.4f}" if isinstance(value, float) else str(value)
         table.add_row(name, shown)
-    Console().print(table)
+    with printing():
+        page().print(table)
     return 0
 
 

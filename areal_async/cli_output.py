@@ -24,6 +24,20 @@ if TYPE_CHECKING:
 _SIGNALLED: Final = 128  # what shells add to a signal's number
 
 
+def open_missing() -> None:
+    """What the caller has closed (`>&-`, some daemons): else its number is given to the next file that is opened, and
+    what is printed goes there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  for as long as the program lives
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def any_letter() -> None:
     """Of the standard output; the standard error is so from the beginning."""
     if isinstance(sys.stdout, io.TextIOWrapper):

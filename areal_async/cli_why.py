@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from areal_async import run_processes
+from areal_async.cli_output import page, printing
 from areal_async.errors import ArealError, ConfigError
 from areal_async.run_processes import OLD_S, Process
 
@@ -74,17 +75,19 @@ def add_why(commands: "Commands") -> None:
 
 def why(arguments: argparse.Namespace) -> int:
     """`areal-async why`."""
-    from rich.console import Console
     from rich.text import Text
 
     found = look(arguments.run or newest(RUNS))
     if arguments.json:
-        print(msgspec.json.encode(found).decode())
+        with printing():
+            print(msgspec.json.encode(found).decode())
         return 0
-    console, lines = Console(), list(told(found))
+    lines = list(told(found))
     width = max(len(key) for key, _ in lines) + 2
-    for key, words in lines:
-        console.print(Text.assemble((f"{key:<{width}}", "bold"), words), soft_wrap=True, highlight=False)
+    with printing():
+        console = page(soft_wrap=True)
+        for key, words in lines:
+            console.print(Text.assemble((f"{key:<{width}}", "bold"), words))
     return 0
 
 

@@ -1,14 +1,19 @@
 """What a run shows to the person in front of it: a live table or plain lines, and a summary at the end.
 
-What always holds: it only reads; a run behaves the same whether anybody looks or not.
+What always holds: it only reads; a run behaves the same whether anybody looks or not, also when its output can't be
+written any more (a closed pipe or terminal, a full disk).
 """
 
 import asyncio
+import contextlib
+import io
 import logging
+import os
+import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import IO, Protocol, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -26,6 +31,55 @@ from areal_async.controller.result import RunResult
 REFRESH_S = 0.25  # of the live display
 SHOWN_STEPS = 12  # rows of the live table
 ENDS = 5  # steps at either end that the summary's "from … to …" averages over
+
+
+@contextmanager
+def outlasting(file: TextIO) -> Iterator[IO[str]]:
+    """`file`, for a run that goes on without it: what it doesn't take is left out, and the first time told on the
+    standard error."""
+    with contextlib.closing(_Outlasted(file)) as output:
+        yield cast("IO[str]", output)
+
+
+class _Outlasted(io.TextIOBase):
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._told = False
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._file.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._file.flush)
+
+    def close(self) -> None:
+        """The file stays open, but nothing waits in it that would fail again when Python ends."""
+        if not self.closed:
+            super().close()  # flushes
+            try:
+                self._file.flush()
+            except OSError:  # it was told
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._file.fileno())
+
+    def isatty(self) -> bool:
+        return self._file.isatty()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._file.encoding
+
+    def _try(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                with contextlib.suppress(OSError):  # nobody reads that either
+                    print(f"areal-async: output can't be written: {error.strerror}; the run goes on", file=sys.stderr)
 
 
 class Display(Protocol):
