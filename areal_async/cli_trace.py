@@ -188,10 +188,10 @@ def _samples(folder: Path, arguments: argparse.Namespace) -> None:
             file.write(encoder.encode(record) + b"\n")
             written += 1
             gone += bool(record.missing)
-    released = f", {gone} of them without arrays: those have left the disk" if gone else ""
+    without = f", {gone} of them without arrays: their `missing` says why" if gone else ""
     if not written:
         _must_be_there(folder, things)
-    print(f"{written} finished samples{released}", file=sys.stderr)
+    print(f"{written} finished samples{without}", file=sys.stderr)
 
 
 def _perfetto(folder: Path, arguments: argparse.Namespace) -> None:

@@ -240,6 +240,18 @@ def test_arrays_that_are_not_as_the_log_says(log: Log, tmp_path: Path, capsys: p
     assert f"{path}: corrupt record at offset" in report["findings"][-1]["text"]
 
 
+def test_the_beginning_of_a_segment_that_no_reference_leads_to(
+    log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A resume would refuse the file."""
+    write(tmp_path, log)
+    path = tmp_path / "log" / "payload-000001.seg"
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    code, report = json_of(capsys, tmp_path, "--payloads")
+    assert (code, report["found"]) == (1, {"payload.damaged": 1})
+    assert f"{path}: not a payloads file of areal-async" in report["findings"][0]["text"]
+
+
 def test_a_segment_may_only_be_gone_with_what_is_released(
     log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

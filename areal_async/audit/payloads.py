@@ -38,7 +38,10 @@ class References:
         """What the record of a finished sample refers to. needed: it may still be trained."""
         segment = ref.segment
         if segment not in self._there:
-            self._there[segment] = fmt.payload_path(self._folder, segment).is_file()
+            path = fmt.payload_path(self._folder, segment)
+            self._there[segment] = path.is_file()
+            if self._whole and self._there[segment]:
+                self._beginning(path)
         if not self._there[segment]:
             if needed:
                 self._gone[done.sample] = segment
@@ -76,6 +79,16 @@ class References:
             path = fmt.payload_path(self._folder, segment)
             text = f"{path} isn't there; {count} samples in it were never released"
             self._add("payload.missing", f"sample {name}", text)
+
+    def _beginning(self, path: Path) -> None:
+        """References pass over it, but whoever reads the file from its first byte on (a resume) doesn't."""
+        with path.open("rb") as file:
+            header = file.read(fmt.HEADER_BYTES)
+        try:
+            if len(header) == fmt.HEADER_BYTES:  # a shorter file is found where a reference leads to
+                fmt.check_file_header(path, header, "payloads")
+        except LogError as error:
+            self._add("payload.damaged", path.name, str(error))
 
     def _head(self, ref: PayloadRef) -> tuple[SampleId, int]:
         path = fmt.payload_path(self._folder, ref.segment)

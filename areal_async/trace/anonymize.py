@@ -134,7 +134,7 @@ def anonymize(folder: Path, out: Path, on_torn: Callable[[Torn], None], on_read:
         copied = _copy(folder, partial / LOG_NAME, on_torn, on_read)
         partial.rename(out)
     except OSError as error:
-        raise LogError(f"{out}: can't be written: {error}") from None
+        raise LogError(f"{out}: can't be made: {error}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return copied

@@ -20,7 +20,7 @@ from areal_async.log import format as fmt
 from areal_async.log import payloads
 from areal_async.log.format import PayloadRef, Torn
 from areal_async.log.turns import Turn, read_turns
-from areal_async.messages import FinishReason, GroupId, SampleId, Verdict, Version
+from areal_async.messages import FinishReason, GroupId, Release, SampleId, Verdict, Version
 from areal_async.runfiles import CONFIG
 from areal_async.trace.life import GroupLife, Outcome, SampleLife
 from areal_async.trace.lives import Lives
@@ -30,6 +30,7 @@ from areal_async.wire.arrays import Array
 Decode: TypeAlias = Callable[[list[int]], str]
 
 MODEL_NAME: Final = "model"  # folder of a run's last weights; it has the tokenizer, too
+LOST: Final = "missing: the file of its arrays isn't here, and they were never released; `areal-async audit` names it"
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,10 +134,14 @@ def read_samples(
     recorded = read_turns(folder, on_torn)
     if recorded is None:
         return
-    lives = Lives(recorded.rules)
+    lives, released = Lives(recorded.rules), set[SampleId]()
     with Assembler(folder, decode) as assembler:
         for turn in recorded.turns:
+            for command in turn.commands:
+                if isinstance(command, Release):
+                    released.update(command.samples)
             for group, sample in _finished(lives, turn):
+                released.discard(sample.id)
                 if wanted.has(group, sample):
                     yield assembler.record(group, sample)
             if not turn.number % 256:
@@ -144,7 +149,10 @@ def read_samples(
         for group in lives.rest():
             for sample in group.samples:
                 if sample.done is not None and wanted.has(group, sample):
-                    yield assembler.record(group, sample)
+                    record = assembler.record(group, sample)
+                    if record.missing and sample.id not in released:
+                        record = msgspec.structs.replace(record, missing=LOST)
+                    yield record
 
 
 def _finished(lives: Lives, turn: Turn) -> Iterator[tuple[GroupLife, SampleLife]]:

@@ -1,6 +1,7 @@
 """Samples of a run as JSON lines: each finished one once, with its arrays, its texts and what became of it."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 
 from areal_async import cli
 from areal_async.log.writer import RunLog
-from areal_async.messages import SampleDone
+from areal_async.messages import Release, SampleDone
 from areal_async.testing.small_run import write_model
+from areal_async.trace.samples import LOST
 
 from ..audit_lies import true_log
 from .written import arrays, is_done, write
@@ -115,8 +117,24 @@ def test_what_has_left_the_disk(tmp_path: Path, capsys: pytest.CaptureFixture[st
     gone = [each for each in found if each["missing"]]
     assert 0 < len(gone) < len(found) == 26
     why = "released: payload-000001.seg was deleted when nobody could ask for its samples again"
-    assert all((each["missing"], each["response_ids"], each["logprobs"]) == (why, None, None) for each in gone)
-    assert f"26 finished samples, {len(gone)} of them without arrays: those have left the disk" in err
+    assert all((each["response_ids"], each["logprobs"]) == (None, None) for each in gone)
+    assert f"26 finished samples, {len(gone)} of them without arrays: their `missing` says why" in err
+    released = {name for record in true_log() if isinstance(record, Release) for name in record.samples}
+    assert {each["id"] for each in gone if each["missing"] == why} == {each["id"] for each in gone} & released != set()
+    assert {each["missing"] for each in gone if each["id"] not in released} <= {LOST}
+
+
+def test_what_was_lost_is_not_said_to_be_released(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All segments are gone, also those of samples that nobody has released; the audit names as many."""
+    folder = write(tmp_path, true_log())
+    for segment in (folder / "log").glob("payload-*.seg"):
+        segment.unlink()
+    found, _ = samples(capsys, tmp_path)
+    lost = [each for each in found if each["missing"] == LOST]
+    assert 0 < len(lost) < len(found)
+    assert cli.main(["audit", str(folder)]) == 1
+    said = re.findall(r"isn't there; (\d+) samples in it were never released", capsys.readouterr().out)
+    assert sum(map(int, said)) == len(lost)
 
 
 @pytest.mark.slow
