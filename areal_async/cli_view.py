@@ -7,7 +7,9 @@ without a token only this machine is served; Ctrl-C ends it with exit code 0.
 import argparse
 import getpass
 import os
+import resource
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +26,7 @@ PORT: Final = 8420
 LAST_PORT: Final = 65_535
 HOST: Final = "127.0.0.1"
 NICE: Final = 10  # a run on the same cores goes first
+CONNECTIONS: Final = 16_384  # and files, as far as the machine lets us: each browser keeps six connections
 
 EXAMPLES: Final = """examples:
   areal-async view                                     all runs under runs/
@@ -112,7 +115,18 @@ def serve(folders: "RunFolders", access: "Access", port: int) -> None:
     from areal_async.view.serving import serve
 
     os.nice(NICE)
-    uvloop.run(serve(folders, access, port, lambda bound: print(told(folders, access, bound), flush=True)))
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, CONNECTIONS)), most))
+    uvloop.run(serve(folders, access, port, lambda bound: say(told(folders, access, bound))))
+
+
+def say(text: str) -> None:
+    """Where nobody reads it any more (`| head -1`, a full disk) the page is shown all the same."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        sys.stdout = None  # what is left in its buffer would fail again at the end
+        print(f"view: {error.strerror} on standard output: {text.splitlines()[0]}", file=sys.stderr)
 
 
 def told(folders: "RunFolders", access: "Access", port: int) -> str:
@@ -125,9 +139,17 @@ def told(folders: "RunFolders", access: "Access", port: int) -> str:
     query = f"?token={access.token}" if access.token else ""
     lines = [f"{what} {folders.path}: http://{host}:{port}/{query}"]
     if is_loopback(access.host):
-        tunnel = f"ssh -N -L {port}:{host}:{port} {getpass.getuser()}@{socket.gethostname()}"
+        tunnel = f"ssh -N -L {port}:{host}:{port} {_user()}@{socket.gethostname()}"
         lines.append(f"from another machine: {tunnel}")
         lines.append(f"  and there http://localhost:{port}/{query}")
     else:
         lines.append("it isn't encrypted: through a network of others come by ssh instead (leave --host out)")
     return "\n".join([*lines, "Ctrl-C ends it; the run isn't touched"])
+
+
+def _user() -> str:
+    """In a container a number may have no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "USER"

@@ -310,9 +310,11 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peers(msgspec.Struct, frozen=True, kw_only=True):
-    """at: run clock of what is told. verdicts: of all checks so far, by verdict."""
+    """at: run clock of what is told. verdicts: of all checks whose end is in the log, as far as it was read (also those
+    that were made again, and those of samples that came to nothing: the table of samples may have fewer), by verdict;
+    None: no log was read."""
 
     at: float
     peers: list[PeerRow]
-    verdicts: dict[str, int]
+    verdicts: dict[str, int] | None
     problem: str = ""

@@ -6,7 +6,6 @@ says of when it is; what of the run can't be read is told in it, and the rest is
 
 import asyncio
 import contextlib
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from importlib import metadata, resources
@@ -26,6 +25,7 @@ from areal_async.view.curves import Row, branches
 from areal_async.view.figures import FIGURES
 from areal_async.view.files import INDEX, plotly_path
 from areal_async.view.made_with import Made, in_words, made_with
+from areal_async.view.place import scratch
 from areal_async.view.run import NotThere, Run
 from areal_async.view.runs import RunFolders
 from areal_async.view.story import Stories
@@ -93,8 +93,8 @@ async def opened(folders: RunFolders, read: Callable[[float], None]) -> AsyncIte
     row = (await folders.rows()).runs[0]
     folder = folders.folder(row.key)
     assert folder is not None, "a single run is always there"
-    with tempfile.TemporaryDirectory(prefix="areal-view-") as place:
-        run = Run(folder, row.key, Path(place) / "run.sqlite", Stories())
+    with scratch() as place:
+        run = Run(folder, row.key, place / "run.sqlite", Stories())
         reading = asyncio.create_task(run.follow(), name=f"reads {folder}")
         try:
             yield Opened(run, row, await _whole(run, read))

@@ -8,6 +8,7 @@ turns out to be another one than was read (`log.follow`) is read again from its 
 
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,7 @@ from areal_async.messages import (
     StartSample,
     StepDone,
     Train,
+    Verdict,
     Version,
     group_of,
 )
@@ -51,8 +53,8 @@ class Index:
     """Of the log in `log_folder` (it may not be there yet), in a database of `tables.open_database`.
 
     decode: token ids to text; None: without texts. lives, drawing: of what was read so far, None before its beginning.
-    spans: of the timeline. configs: in force so far. checks_problem: why the run's checks can't be read, or "". `close`
-    it at the end.
+    spans: of the timeline. configs: in force so far. verdicts: how checks ended, and how many. checks_problem: why the
+    run's checks can't be read, or "". `close` it at the end.
     """
 
     def __init__(self, log_folder: Path, database: sqlite3.Connection, decode: Decode | None) -> None:
@@ -74,6 +76,7 @@ class Index:
         self.spans = SpanTable(self.database)
         self.configs = Configs()
         self.samples = 0
+        self.verdicts: Counter[Verdict] = Counter()
         self._done = False
         self._checks_at = 0  # byte of checks.jsonl
         self.checks_problem = ""
@@ -186,6 +189,7 @@ class Index:
                 self._change([group_of(event.sample)])
                 self._answered(event)
             case Scored() as event:
+                self.verdicts[event.verdict] += 1
                 self._change([group_of(event.sample)])
             case Failed(of="sample") as event:
                 self._change([group_of(event.id)])

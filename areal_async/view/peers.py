@@ -67,8 +67,8 @@ class PeersWatch:
         self._figures: dict[str, Figures | str] = {}
         self._asking = asyncio.Lock()
 
-    async def look(self, verdicts: Mapping[str, int]) -> Peers:
-        """As they are now. verdicts: of all checks so far, as the log tells."""
+    async def look(self, verdicts: dict[str, int] | None) -> Peers:
+        """As they are now. verdicts: as in `Peers`."""
         seen = _see(self._folder)
         told, pid = seen.status, seen.controller
         processes = {} if pid is None else {each.name: each for each in run_processes.children(pid, self._folder)}
@@ -77,7 +77,7 @@ class PeersWatch:
         rows += _not_joined(self._folder, seen.at, processes)
         silent = [why for why in figures.values() if isinstance(why, str)]
         problems = [seen.problem, *silent]
-        return Peers(at=seen.at, peers=rows, verdicts=dict(verdicts), problem="; ".join(filter(None, problems)))
+        return Peers(at=seen.at, peers=rows, verdicts=verdicts, problem="; ".join(filter(None, problems)))
 
     async def _engines(self, addresses: Mapping[str, str]) -> dict[str, Figures | str]:
         """Figures of each server by its name, or why there are none: new ones, or those of less than 2 s ago."""

@@ -31,15 +31,14 @@ class Row(msgspec.Struct, frozen=True):
     time_s: float = 0.0
     reward_mean: float | None = None
     ledger: dict[str, int] = {}
-    verdicts: dict[str, int] = {}
     eval_version: int | None = None
     eval_score: float | None = None
     eval_pass_at: dict[int, float] = {}
 
 
 class Rows:
-    """Of the file in a run folder. last: the newest whole line. evaluations: of which a line tells. verdicts: of all
-    checks up to it. mark: another one if the file is; "" before its first line."""
+    """Of the file in a run folder. last: the newest whole line. evaluations: of which a line tells. mark: another
+    one if the file is; "" before its first line."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / METRICS
@@ -54,7 +53,6 @@ class Rows:
         self.mark = ""
         self.last: Row | None = None
         self.evaluations: list[EvaluationPoint] = []
-        self.verdicts: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._begins)
@@ -110,8 +108,6 @@ class Rows:
 
     def _count(self, row: Row) -> None:
         self.last = row
-        for verdict, count in row.verdicts.items():
-            self.verdicts[verdict] = self.verdicts.get(verdict, 0) + count
         if row.eval_version is not None and row.eval_score is not None:
             self.evaluations.append(
                 EvaluationPoint(

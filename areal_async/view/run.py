@@ -86,8 +86,14 @@ class Run:
             while True:
                 more = index.read_some(SLICE_S)
                 await asyncio.sleep(PAUSE_S if more else EVERY_S)
-        except (ArealError, OSError, sqlite3.Error) as error:
+        except (ArealError, OSError) as error:
             self._failed = f"{self._log}: can't be read on: {error}"
+        except sqlite3.Error as error:
+            self.close()  # half of a change may be in it
+            self._failed = (
+                f"{self._log}: can't be looked through: what is read of it lies in {self._path.parent}: {error}; make "
+                "room there, or set TMPDIR to another folder, and start areal-async view again"
+            )
         except Exception as error:  # of this run: the others are still shown; whoever started the server has to know
             logger.exception("areal-async view: %s can't be read on", self._log)
             self._failed = f"{self._log}: can't be read on: {error!r}, an error of areal-async; its terminal has it"
@@ -180,7 +186,8 @@ class Run:
 
     async def peers(self) -> Peers:
         """Its servers, reward workers and the trainer, as they are now."""
-        return await self._peers.look(self._rows.verdicts)
+        index = self._index
+        return await self._peers.look(None if index is None or index.lives is None else {**index.verdicts})
 
     def config(self) -> str:
         """Text of its configuration, and of those before a resume. Errors: NotThere."""

@@ -15,6 +15,7 @@ from areal_async.errors import ConfigError, LogError
 from areal_async.messages import GroupId, SampleId
 from areal_async.runfiles import CHECKS, prox_of
 from areal_async.trace.samples import Assembler, Decode, SampleRecord
+from areal_async.trace.things import nearest
 from areal_async.view import tables
 from areal_async.view.api import Check, SampleFull, SamplePage, SampleQuery, SampleRow
 from areal_async.view.data_row import columns_of
@@ -133,10 +134,7 @@ class Samples:
 
 def search(database: sqlite3.Connection, query: SampleQuery) -> tuple[int, list[SampleRow]]:
     """How many samples the filters leave, and those of the page. Raises ConfigError: the question is wrong."""
-    if query.sort not in COLUMNS:
-        raise ConfigError(f"sort={query.sort}: no such column; they are {', '.join(COLUMNS)}")
-    if not 0 < query.limit <= MOST_ROWS or query.offset < 0:
-        raise ConfigError(f"limit={query.limit}, offset={query.offset}: at most {MOST_ROWS} rows at a time, from 0 on")
+    _check(query)
     where, values = _filters(query)
     column = "key" if query.sort == "id" else f'"{query.sort}"'
     way = "DESC" if query.descending else "ASC"
@@ -152,6 +150,16 @@ def search(database: sqlite3.Connection, query: SampleQuery) -> tuple[int, list[
         f"SELECT {_COLUMNS} FROM samples WHERE key IN ({keys}) {order}", [*values, query.limit, query.offset]
     )
     return total, [_row(row) for row in rows]
+
+
+def _check(query: SampleQuery) -> None:
+    """The one place where it is checked what becomes a part of the text, and how much may be asked for."""
+    if query.sort not in COLUMNS:
+        raise ConfigError(f"sort: {query.sort[:40]!r} is no column; there is {nearest(query.sort, COLUMNS)}")
+    if not 1 <= query.limit <= MOST_ROWS:
+        raise ConfigError(f"limit: {query.limit} is not in 1 … {MOST_ROWS}")
+    if query.offset < 0:
+        raise ConfigError(f"offset: {query.offset} is below 0")
 
 
 def _filters(query: SampleQuery) -> tuple[str, list[Value]]:

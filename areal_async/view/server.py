@@ -25,7 +25,7 @@ from areal_async.view.token import VARIABLE, Access
 
 logger = logging.getLogger("areal_async")
 
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.Response]]
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 HEADERS: Final = {
     # Plotly sets styles of elements; pictures of figures are saved as data and blobs
@@ -155,7 +155,7 @@ class Server:
     # --------------------------------------------------------------------------------------------------------- guard
 
     @web.middleware
-    async def _guarded(self, request: web.Request, handler: Handler) -> web.Response:
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         refused = self._refused(request)
         if refused is not None:
             return _dressed(refused)
@@ -189,13 +189,13 @@ class Server:
         return response
 
 
-def _dressed(response: web.Response) -> web.Response:
+def _dressed(response: web.StreamResponse) -> web.StreamResponse:
     response.headers.update(HEADERS)
     response.headers.setdefault("Cache-Control", "no-store")
     return response
 
 
-async def _send(request: web.Request, response: web.Response) -> None:
+async def _send(request: web.Request, response: web.StreamResponse) -> None:
     """Until little of it is left in memory, which aiohttp by itself doesn't wait for."""
     try:
         async with asyncio.timeout(TAKEN_WITHIN_S):
@@ -208,7 +208,8 @@ async def _send(request: web.Request, response: web.Response) -> None:
             request.transport.abort()
     except ConnectionError:
         pass  # it has gone away
-    response.body = None  # aiohttp holds the answer until the connection asks again
+    if isinstance(response, web.Response):
+        response.body = None  # aiohttp holds the answer until the connection asks again
 
 
 def _check_id(text: str) -> None:
@@ -216,7 +217,7 @@ def _check_id(text: str) -> None:
         raise WrongQuestion(f"id: {text[:40]!r} can be none: it is too long, or has characters that no id has")
 
 
-async def _answered(request: web.Request, handler: Handler) -> web.Response:
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The answer, or what went wrong, in one line."""
     try:
         return await handler(request)

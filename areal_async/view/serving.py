@@ -1,7 +1,7 @@
 """Listens, and ends in order: the server as a program.
 
 What always holds: the port is taken before anything of a run is read; when it ends, no task, file or folder of it is
-left; SIGINT and SIGTERM end it.
+left; SIGINT, SIGTERM and SIGHUP (its terminal is closed) end it.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final
@@ -21,6 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from areal_async.errors import ConfigError
 from areal_async.view.opened import OpenRuns
+from areal_async.view.place import scratch
 from areal_async.view.runs import RunFolders
 from areal_async.view.server import Server
 from areal_async.view.token import Access
@@ -34,7 +34,7 @@ async def serve(folders: RunFolders, access: Access, port: int, ready: Callable[
     """Until a signal ends it. ready: told of the port. Errors: ConfigError: it can't listen there."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, ended.set)
     async with listening(folders, access, port) as bound:
         ready(bound)
@@ -44,9 +44,9 @@ async def serve(folders: RunFolders, access: Access, port: int, ready: Callable[
 @contextlib.asynccontextmanager
 async def listening(folders: RunFolders, access: Access, port: int) -> AsyncIterator[int]:
     """Answers until it is left. The port; errors: ConfigError: it can't listen there."""
-    with _taken(access.host, port) as taken, tempfile.TemporaryDirectory(prefix="areal-view-") as place:
+    with _taken(access.host, port) as taken, scratch() as place:
         async with asyncio.TaskGroup() as tasks:
-            runs = OpenRuns(folders, tasks, Path(place))
+            runs = OpenRuns(folders, tasks, place)
             app = Server(runs, access).application()
             runner = web.AppRunner(  # who goes away isn't worked for any more
                 app, access_log=None, logger=_http_log(), shutdown_timeout=LEAVE_S, handler_cancellation=True

@@ -58,7 +58,6 @@ def test_all_good_lines_come_in_order_however_the_file_grows(
     good = [line for line in written if line in GOOD]
     assert (found.last is None) == (not good)
     assert found.last is None or found.last.step == json.loads(good[-1])["step"]
-    assert sum(found.verdicts.values()) == 4 * len(good)
 
 
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_a_file_that_has_become_shorter_is_read_anew(tmp_path: Path) -> None:
     read(found)
     write_rows(tmp_path, row(7))
     read(found)
-    assert found.verdicts == {"right": 3, "wrong": 1}
+    assert len(found) == 1
     some, following = found.since(5)
     assert (json.loads(bytes(some[0]))["step"], following) == (7, 1)
     (tmp_path / "metrics.jsonl").unlink()

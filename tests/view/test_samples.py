@@ -173,11 +173,11 @@ def test_a_text_is_searched_as_it_stands(database: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("query", "error"),
     [
-        (SampleQuery(sort="at; DROP TABLE samples"), "no such column; they are id, group"),
-        (SampleQuery(sort="key"), "no such column"),
-        (SampleQuery(limit=MOST_ROWS + 1), "at most 500 rows at a time"),
-        (SampleQuery(limit=0), "at most 500 rows at a time"),
-        (SampleQuery(offset=-1), "offset=-1"),
+        (SampleQuery(sort="at; DROP TABLE samples"), "'at; DROP TABLE samples' is no column; there is"),
+        (SampleQuery(sort="key"), "'key' is no column"),
+        (SampleQuery(limit=MOST_ROWS + 1), "limit: 501 is not in 1 … 500"),
+        (SampleQuery(limit=0), "limit: 0 is not in 1 … 500"),
+        (SampleQuery(offset=-1), "offset: -1 is below 0"),
     ],
 )
 def test_wrong_questions(database: Any, query: SampleQuery, error: str) -> None:

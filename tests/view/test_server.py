@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
@@ -15,15 +16,16 @@ from areal_async.config import Config
 from areal_async.controller import Controller, status
 from areal_async.errors import LogError
 from areal_async.log import format as fmt
+from areal_async.log.reader import read_records
 from areal_async.log.writer import RunLog
-from areal_async.messages import Fail, Woke
+from areal_async.messages import Fail, Scored, Woke
 from areal_async.testing.recipes import scripted
 from areal_async.view import api, opened, run
 from areal_async.view.index import Index
 
 from ..waiting import Straggler, until
 from .asking import asking
-from .folders import STEPS, row, write_rows, write_run, write_status
+from .folders import RECORDED, STEPS, row, write_rows, write_run, write_status
 
 ROUTES = {
     "overview": api.Overview, "lags": api.Lags, "timeline?from=0&to=9&width=300": api.Timeline,
@@ -68,7 +70,8 @@ async def test_the_overview_is_what_lies_in_the_folder(runs: Path) -> None:
         more = await asked.overview("first", since=STEPS)
         assert ([json.loads(bytes(each))["step"] for each in more.rows], more.next) == ([3], 4)
         peers = msgspec.json.decode(await (await asked.get("/api/runs/first/peers")).read(), type=api.Peers)
-        assert peers.verdicts == {"right": 12, "wrong": 4}
+        ended = [each.message for each in read_records(RECORDED) if isinstance(each.message, Scored)]
+        assert peers.verdicts == dict(Counter(each.verdict for each in ended))
 
 
 async def test_what_is_there_of_half_a_run_is_shown(runs: Path) -> None:
@@ -205,11 +208,11 @@ WRONG = [
     ("samples?stpe=3", "stpe: no such field; there is step"),
     ("samples?step=three", "step: 'three' is not a whole number"),
     ("samples?reward_min=much", "reward_min: 'much' is not a number"),
-    ("samples?reward_min=nan", "reward_min: nan is too large"),
+    ("samples?reward_min=nan", "reward_min: 'nan' is not a number"),
     ("samples?truncated=perhaps", "truncated: 'perhaps' is not true or false"),
     ("samples?limit=0", "limit: 0 is not in 1 … 500"),
     ("samples?offset=-1", "offset: -1 is below 0"),
-    ("samples?sort=rewrad", "sort: 'rewrad' is no column; reward"),
+    ("samples?sort=rewrad", "sort: 'rewrad' is no column; there is reward"),
     ("samples?group=9223372036854775808", "group: "),
 ]
 

@@ -149,7 +149,7 @@ def test_a_longer_file_in_the_place_of_another_is_read_from_its_beginning(tmp_pa
     assert (found.mark, len(found)) == (first, 3)
     write_rows(tmp_path, *(row(step, time_s=1.5 + step) for step in range(9)))
     found.read_some(1.0)
-    assert (len(found), found.verdicts) == (9, {"right": 27, "wrong": 9})
+    assert len(found) == 9
     assert found.mark not in ("", first)
     assert [json.loads(bytes(each))["step"] for each in found.since(0)[0]] == list(range(9))
 

@@ -99,11 +99,12 @@ function cache(share) {
 }
 
 function counts(verdicts) {
+  if (verdicts === null) return [el("span", { class: "dim" }, "How checks ended isn't known: no log was read.")];
   const entries = Object.entries(verdicts).sort(([, a], [, b]) => b - a);
   const all = entries.reduce((sum, [, each]) => sum + each, 0);
   if (!all) return [el("span", { class: "dim" }, "No check has ended yet.")];
   const words = entries.map(([word, each]) => el("a", { href: address(shown.run, "samples", { verdict: word }), title: "its samples" }, verdict(word), ` ${number(each, 9)} `, el("span", { class: "dim" }, percent(each / all))));
-  return [el("span", { class: "dim", title: "up to the last step" }, `${number(all, 9)} checks:`), ...words];
+  return [el("span", { class: "dim", title: "as far as the log was read" }, `${number(all, 9)} checks:`), ...words];
 }
 
 function draw({ run, parts, cards }, peers) {

@@ -24,7 +24,7 @@ class RunData {
   async #ask(options) {
     if (embedded && this.latest) return this;
     let answer = await get(of(this.key, "overview"), { since: this.next }, options);
-    if (answer.next < this.next || (this.next > 0 && answer.file !== this.latest.file)) {
+    if (answer.next < this.next || (this.next > 0 && answer.file !== this.latest?.file)) {
       // Another file: another run has taken this folder's name.
       this.rows = [];
       answer = await get(of(this.key, "overview"), { since: 0 }, options);
