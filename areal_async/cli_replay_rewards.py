@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import msgspec
 
+from areal_async.cli_output import page, printable, printing
 from areal_async.errors import ArealError, ConfigError
 from areal_async.messages import RewardOptions, RewardSpec, Verdict
 
@@ -55,12 +56,11 @@ def replay(log: Path, arguments: argparse.Namespace) -> int:
             return await grade_again(log, finished, config, spec, data, limit=arguments.limit, progress=done)
 
     result = uvloop.run(grade())
-    if arguments.json:
-        print(msgspec.json.encode({"run": str(arguments.run), **msgspec.structs.asdict(result)}).decode())
-    else:
-        from rich.console import Console
-
-        show(result, Console(highlight=False, soft_wrap=True), arguments.run)
+    with printing():
+        if arguments.json:
+            print(msgspec.json.encode({"run": printable(arguments.run), **msgspec.structs.asdict(result)}).decode())
+        else:
+            show(result, page(soft_wrap=True), arguments.run)
     return 1 if result.changed else 0
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from areal_async.cli_output import page, printable, printing
 from areal_async.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,12 +84,11 @@ def replay(log: Path, arguments: argparse.Namespace) -> int:
         model = folder_of(version, given_model, log.parent, config, finished, Path(work))
         result.model = str(model) if Path(work) != model else str(log.parent / "checkpoints" / f"step-{version}")
         uvloop.run(ask(model))
-    if arguments.json:
-        print(msgspec.json.encode({"run": str(arguments.run), **msgspec.structs.asdict(result)}).decode())
-    else:
-        from rich.console import Console
-
-        show(result, Console(highlight=False, soft_wrap=True), arguments.run)
+    with printing():
+        if arguments.json:
+            print(msgspec.json.encode({"run": printable(arguments.run), **msgspec.structs.asdict(result)}).decode())
+        else:
+            show(result, page(soft_wrap=True), arguments.run)
     return 1 if result.over else 0
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from areal_async.cli_output import printable, printing
+
 if TYPE_CHECKING:
     from areal_async.messages import Version
     from areal_async.replay.answers import Compared, Difference, Largest
@@ -74,6 +76,7 @@ def replay(folder: Path, arguments: argparse.Namespace) -> int:
     """folder: of the log. Errors: any ArealError."""
     import uvloop
 
+    from areal_async.cli_score import ended_by_signals
     from areal_async.errors import ConfigError
     from areal_async.replay import answers
     from areal_async.replay.trainer import Nobody, plan, train_again
@@ -87,11 +90,17 @@ def replay(folder: Path, arguments: argparse.Namespace) -> int:
     planned = plan(folder.resolve(), tuple(arguments.overrides), arguments.begin, arguments.steps)
     shown: Watch = Nobody() if arguments.json else _Rows(tolerances)
     if not arguments.json:
-        _tell_plan(planned)
-    steps = uvloop.run(train_again(planned, shown))
+        with printing():
+            _tell_plan(planned)
+
+    async def again() -> "list[Compared]":
+        with ended_by_signals():
+            return await train_again(planned, shown)
+
+    steps = uvloop.run(again())
     differences = [difference for compared in steps for difference in answers.over(compared, tolerances)]
     report = Report(
-        run=str(arguments.run),
+        run=printable(arguments.run),
         version=planned.version,
         checkpoint=str(planned.checkpoint or ""),
         said=planned.said,
@@ -102,10 +111,11 @@ def replay(folder: Path, arguments: argparse.Namespace) -> int:
         differences=tuple(differences[:DIFFERENCES]),
         seconds=round(time.monotonic() - begun, 3),
     )
-    if arguments.json:
-        print(msgspec.json.encode(report).decode())
-    else:
-        _tell_end(report)
+    with printing():
+        if arguments.json:
+            print(msgspec.json.encode(report).decode())
+        else:
+            _tell_end(report)
     return 1 if differences else 0
 
 
@@ -118,15 +128,16 @@ def _tell_plan(planned: "Plan") -> None:
 
 
 class _Rows:
-    """Prints a row a step."""
+    """Prints a row a step. It goes on when nobody reads them any more: the exit code is of all steps."""
 
     def __init__(self, tolerances: dict[str, float]) -> None:
         self._tolerances = tolerances
 
     def starting(self, version: "Version", ranks: int) -> None:
-        print(f"starting the trainer: version {version}, {ranks} rank(s)", flush=True)
         titles = "".join(f"  {name:>13}  {'now':>13}  {'differs by':>10}" for name in COLUMNS)
-        print(f"{'step':>5}{titles}", flush=True)
+        with printing():
+            print(f"starting the trainer: version {version}, {ranks} rank(s)")
+            print(f"{'step':>5}{titles}")
 
     def step(self, compared: "Compared") -> None:
         from areal_async.replay.answers import over
@@ -137,7 +148,8 @@ class _Rows:
             if (difference := compared.differences().get(name)) is not None
         )
         wrong = ", ".join(difference.field for difference in over(compared, self._tolerances))
-        print(f"{compared.step:>5}{cells}{f'  over: {wrong}' if wrong else ''}", flush=True)
+        with printing():
+            print(f"{compared.step:>5}{cells}{f'  over: {wrong}' if wrong else ''}")
 
 
 def _tell_end(report: Report) -> None:

@@ -1,6 +1,9 @@
 """`areal-async replay RUN --peer trainer`: its options, what it prints, its exit codes; nothing is started."""
 
+import asyncio
 import json
+import os
+import signal
 from contextlib import closing
 from pathlib import Path
 
@@ -113,3 +116,20 @@ def test_a_log_without_its_configuration(run: Path, capsys: pytest.CaptureFixtur
     (run / "config.yaml").unlink()
     assert again(run) == 2
     assert "config.yaml: missing" in capsys.readouterr().err
+
+
+def test_sigterm_ends_it_in_order(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C does: what was begun is ended."""
+    ended = []
+
+    async def train_again(plan: Plan, watch: Watch) -> list[Compared]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+        return []
+
+    monkeypatch.setattr(trainer, "train_again", train_again)
+    assert again(run) == 130
+    assert ended == [True]
