@@ -44,6 +44,7 @@ def outlasting(file: TextIO) -> Iterator[IO[str]]:
 class _Outlasted(io.TextIOBase):
     def __init__(self, file: TextIO) -> None:
         self._file = file
+        self._errors = sys.stderr  # rich's live table takes its place
         self._told = False
 
     def write(self, text: str) -> int:
@@ -79,7 +80,7 @@ class _Outlasted(io.TextIOBase):
             if not self._told:
                 self._told = True
                 with contextlib.suppress(OSError):  # nobody reads that either
-                    print(f"areal-async: output can't be written: {error.strerror}; the run goes on", file=sys.stderr)
+                    print(f"areal-async: output can't be written: {error.strerror}; the run goes on", file=self._errors)
 
 
 class Display(Protocol):
