@@ -27,6 +27,7 @@ from areal_async.view.api import (
     Overview,
     Peers,
     Reading,
+    RunState,
     SampleFull,
     SamplePage,
     SampleQuery,
@@ -49,6 +50,7 @@ PAUSE_S: Final = 0.005  # between slices: an answer takes several turns of the l
 EVERY_S: Final = 1.0  # how often it is looked whether the log has grown
 FIRST_S: Final = 0.2  # the page and its files come before the log
 TROUBLES: Final = 50
+OVER: Final = ("ended", "died")  # states of a run that writes nothing any more
 
 
 class NotThere(ArealError):
@@ -140,7 +142,7 @@ class Run:
             ready=0 if told is None else told.ready,
             balance=told.balance if told is not None else {} if last is None else last.ledger,
             troubles=troubles,
-            reading=self._reading(),
+            reading=self._reading_of(run.state),
             problems=[*filter(None, [self._told.problem, problem]), *self._rows.problems],
         )
 
@@ -172,6 +174,8 @@ class Run:
         about = thing(name)
         _, samples = await self._read()
         full = samples.full(about.name) if about.kind == "sample" else None
+        if await samples.made.make_wanted():
+            full = samples.full(about.name)
         if full is None:
             reading = self._reading()
             further = "" if reading.done else "; the log is still being read"
@@ -187,7 +191,7 @@ class Run:
     async def peers(self) -> Peers:
         """Its servers, reward workers and the trainer, as they are now."""
         index = self._index
-        return await self._peers.look(None if index is None or index.lives is None else {**index.verdicts})
+        return await self._peers.look(None if index is None or index.lives is None else dict(index.verdicts))
 
     def config(self) -> str:
         """Text of its configuration, and of those before a resume. Errors: NotThere."""
@@ -203,13 +207,23 @@ class Run:
             raise ArealError(self._failed or f"{self.folder}: was left; ask again")
         return self._index, self._samples
 
+    def _reading_of(self, state: RunState) -> Reading:
+        """Of a run that is over nobody asks again once all is read: its last records must not be missing then."""
+        reading = self._reading()
+        if state not in OVER or not reading.done or reading.problem:
+            return reading
+        return msgspec.structs.replace(reading, done=self._size() == reading.of)
+
+    def _size(self) -> int:
+        """Bytes of its log now."""
+        path = self._log / DECISIONS_NAME
+        return path.stat().st_size if path.is_file() else 0
+
     def _reading(self) -> Reading:
         if self._index is not None:
             reading = self._index.reading()
             return msgspec.structs.replace(reading, done=True, problem=self._failed) if self._failed else reading
-        path = self._log / DECISIONS_NAME
-        size = path.stat().st_size if path.is_file() else 0
-        return Reading(nbytes=0, of=size, events=0, samples=0, done=bool(self._failed), problem=self._failed)
+        return Reading(nbytes=0, of=self._size(), events=0, samples=0, done=bool(self._failed), problem=self._failed)
 
     def _evaluations(self) -> tuple[list[EvaluationPoint], str]:
         """Of `eval/results.jsonl`, or of the rows where a copy lacks it; and what is wrong with the file."""

@@ -141,6 +141,19 @@ async def test_a_log_that_grows_is_read_on(runs: Path) -> None:
         assert seen.reading.problem == ""
 
 
+async def test_a_run_that_is_over_is_read_when_all_of_its_log_is(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page asks no more then, and its end was written since the last look at the log."""
+    monkeypatch.setattr(run, "EVERY_S", 3600.0)
+    log = runs / "first" / "log" / "decisions.log"
+    data = log.read_bytes()
+    log.write_bytes(data[: len(data) // 2])
+    async with asking(runs) as asked:
+        assert (await asked.read("first")).run.state == "ended"
+        log.write_bytes(data)
+        seen = await asked.overview("first")
+        assert (seen.run.state, seen.reading.problem, seen.reading.done) == ("ended", "", False)
+
+
 @pytest.mark.slow
 async def test_a_run_is_watched_from_its_start_to_its_end(
     make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
