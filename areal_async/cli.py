@@ -7,6 +7,7 @@ configuration is wrong; an error that was foreseen is a message, without a trace
 import argparse
 import asyncio
 import contextlib
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -199,8 +200,8 @@ def _train(config: "Config", arguments: argparse.Namespace, console: "Console") 
         result = controller.result()
         summary(result, console)
         if result.model is not None:
-            scored = f"score it: areal-async eval {arguments.config} --model {result.model}"
-            console.print(scored, soft_wrap=True, markup=False)
+            command = shlex.join(["areal-async", "eval", arguments.config, "--model", str(result.model)])
+            console.print(f"score it: {command}", soft_wrap=True, markup=False)
         return 0
 
     return _in_loop(train())

@@ -6,6 +6,7 @@ has not told how the run ended, the log.
 """
 
 import argparse
+import shlex
 import socket
 import time
 from collections.abc import Iterator
@@ -210,7 +211,8 @@ def _last(found: Found, status: "Status") -> Iterator[tuple[str, str]]:
     """Of a run that has ended."""
     if not status.ended:
         kept = found.checkpoint.folder if found.checkpoint is not None else "its first weights"
-        yield "go on with", f"areal-async run {found.run}/config.yaml --run-dir {found.run} --resume (from {kept})"
+        command = ["areal-async", "run", f"{found.run}/config.yaml", "--run-dir", str(found.run), "--resume"]
+        yield "go on with", f"{shlex.join(command)} (from {kept})"
         yield "then", "; ".join(status.waits)
     yield "ledger", _ledger(status)
 
