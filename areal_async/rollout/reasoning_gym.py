@@ -30,6 +30,7 @@ SCHEME: Final = "reasoning_gym:"
 EXAMPLE: Final = f"{SCHEME}chain_sum?size=2000&seed=7"
 INSTALL: Final = "pip install 'areal-async[reasoning]'"
 SYSTEM_PROMPT: Final = "system_prompt"
+HASH_SEED: Final = "0"  # PYTHONHASHSEED of whoever makes them
 
 
 class Source(NamedTuple):
@@ -83,7 +84,7 @@ def rows(text: str) -> list[dict[str, Json]]:
         [sys.executable, "-m", "areal_async.rollout.reasoning_gym", text],
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        env={**os.environ, "PYTHONHASHSEED": "0"},
+        env={**os.environ, "PYTHONHASHSEED": HASH_SEED},
     )
     if child.returncode:
         what = child.stderr.decode(errors="replace").strip()

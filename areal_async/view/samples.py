@@ -20,6 +20,7 @@ from areal_async.view import tables
 from areal_async.view.api import Check, SampleFull, SamplePage, SampleQuery, SampleRow
 from areal_async.view.data_row import columns_of
 from areal_async.view.index import Index
+from areal_async.view.made_rows import MadeRows
 from areal_async.view.tables import Value
 
 MOST_ROWS: Final = 500  # of a page
@@ -34,7 +35,8 @@ _MOST: Final = {"reward_max": "reward", "lag_max": "lag", "length_max": "length"
 
 
 class Samples:
-    """Of the run in `run_folder`, whose log `index` reads. decode: token ids to text; None: missing says why not."""
+    """Of the run in `run_folder`, whose log `index` reads. decode: token ids to text; None: missing says why not. made:
+    rows of the data that were made again so far."""
 
     def __init__(self, run_folder: Path, log_folder: Path, index: Index, decode: Decode | None, missing: str) -> None:
         self._run_folder: Final = run_folder
@@ -42,6 +44,7 @@ class Samples:
         self._index: Final = index
         self._decode: Final = decode
         self._missing: Final = missing
+        self.made: Final = MadeRows()
 
     def page(self, query: SampleQuery) -> SamplePage:
         """Raises ConfigError: the question is wrong."""
@@ -85,7 +88,7 @@ class Samples:
             prox=self._prox(record, missing),
             checks=self._checks(record, missing),
             members=self._members(record.group),
-            columns=columns_of(self._run_folder, record.row, record.prompt, missing),
+            columns=columns_of(self._run_folder, record.row, record.prompt, missing, self.made),
             missing=missing,
         )
 

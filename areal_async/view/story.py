@@ -4,15 +4,13 @@ A story needs the whole log, read from its beginning: some seconds of a large on
 nobody. So a child reads it.
 
 What always holds: a child has a deadline, and is ended with the question that wanted it; not more than `AT_ONCE` run at
-a time, each with the lowest priority; what it says is wrong is passed on in its words; memory follows what is shown.
+a time; what it says is wrong is passed on in its words; memory follows what is shown.
 """
 
 import asyncio
-import contextlib
-import os
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,13 +20,11 @@ from areal_async.errors import ArealError, ConfigError
 from areal_async.trace.story import Line
 from areal_async.trace.things import thing
 from areal_async.view.api import Story, StoryLine
+from areal_async.view.children import child, last_words
 
 AT_ONCE: Final = 2
 DEADLINE_S: Final = 60.0
 MOST_LINES: Final = 4_000  # half of them from the beginning: a trainer's story may have 100,000
-_NICENESS: Final = 19
-_SAID_BYTES: Final = 4_000  # of its stderr
-_LINE_BYTES: Final = 1 << 20
 _NOT_FOUND: Final = 2  # exit code
 _TRACE: Final = (sys.executable, "-m", "areal_async", "trace")
 
@@ -61,33 +57,17 @@ class Stories:
         return Story(thing=about.label, lines=lines)
 
     async def _run(self, log_folder: Path, text: str) -> list[StoryLine]:
-        async with _child([*self._program, str(log_folder), f"--story={text}", "--json"]) as child:
-            assert child.stdout is not None, "it is a pipe"
-            assert child.stderr is not None, "it is a pipe"
-            lines, said = await asyncio.gather(_lines(child.stdout), _end(child.stderr))
-            code = await child.wait()
+        async with child([*self._program, str(log_folder), f"--story={text}", "--json"]) as told:
+            assert told.stdout is not None, "it is a pipe"
+            assert told.stderr is not None, "it is a pipe"
+            lines, said = await asyncio.gather(_lines(told.stdout), last_words(told.stderr))
+            code = await told.wait()
         if code == 0:
             return lines
         why = said.removeprefix("command line: trace: ") or f"it ended with exit code {code} and said nothing"
         if code == _NOT_FOUND:
             raise NoSuchThing(why)
         raise ArealError(f"the story of {text} can't be told: {why}")
-
-
-@contextlib.asynccontextmanager
-async def _child(command: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
-    """It is gone when this is left, however that happens."""
-    pipe, none = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    child = await asyncio.create_subprocess_exec(*command, stdin=none, stdout=pipe, stderr=pipe, limit=_LINE_BYTES)
-    try:
-        with contextlib.suppress(ProcessLookupError):  # it has ended already
-            os.setpriority(os.PRIO_PROCESS, child.pid, _NICENESS)
-        yield child
-    finally:
-        if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-        await child.wait()
 
 
 async def _lines(stream: asyncio.StreamReader) -> list[StoryLine]:
@@ -105,12 +85,3 @@ async def _lines(stream: asyncio.StreamReader) -> list[StoryLine]:
             StoryLine(at=first[-1].at, text=f"… {left_out:,} lines are left out here: areal-async trace has them")
         )
     return [*first, *last]
-
-
-async def _end(stream: asyncio.StreamReader) -> str:
-    """The last line of what it said."""
-    said = b""
-    while some := await stream.read(_SAID_BYTES):
-        said = (said + some)[-_SAID_BYTES:]
-    lines = said.decode(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else ""

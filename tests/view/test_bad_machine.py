@@ -25,7 +25,7 @@ from .asking import asking
 from .folders import STEPS
 
 
-@pytest.mark.parametrize("pages", [1, 11])
+@pytest.mark.parametrize("pages", [1, pytest.param(11, marks=pytest.mark.slow)])
 async def test_a_full_folder_for_temporary_files(runs: Path, monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
     opened = tables.open_database
 

@@ -21,6 +21,7 @@ from areal_async.trace.samples import Decode
 from areal_async.view import tables
 from areal_async.view.api import SampleQuery, SampleRow
 from areal_async.view.data_row import MOST_CHARACTERS, columns_of
+from areal_async.view.made_rows import MadeRows
 from areal_async.view.samples import MOST_OF_A_CHARACTER, MOST_ROWS, pieces, search
 
 from ..audit_lies import true_log
@@ -347,10 +348,10 @@ def test_rows_are_numbered_through_the_files(tmp_path: Path) -> None:
     second.write_text('{"prompt": "p2", "n": [2], "text": "x"}')
     config_of(tmp_path, first, second)
     missing: list[str] = []
-    found = [columns_of(tmp_path, row, None, missing) for row in range(3)]
+    found = [columns_of(tmp_path, row, None, missing, MadeRows()) for row in range(3)]
     assert found == [{"n": "0"}, {"n": "1.5"}, {"n": "[2]", "text": "x"}]
-    assert (columns_of(tmp_path, None, None, missing), missing) == ({}, [])
-    assert columns_of(tmp_path, 3, None, missing) == {}
+    assert (columns_of(tmp_path, None, None, missing, MadeRows()), missing) == ({}, [])
+    assert columns_of(tmp_path, 3, None, missing, MadeRows()) == {}
     assert missing == [f"no columns of the data's row 3: {first}, {second}: 3 rows are there; the files have changed"]
 
 
@@ -364,7 +365,7 @@ def test_rows_of_a_parquet_file(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"prompt": "q", "n": "after"}\n')
     config_of(tmp_path, tmp_path / "a.parquet", tmp_path / "b.jsonl")
     missing: list[str] = []
-    assert [columns_of(tmp_path, row, None, missing) for row in (0, 2, 3, 9, 10)] == [
+    assert [columns_of(tmp_path, row, None, missing, MadeRows()) for row in (0, 2, 3, 9, 10)] == [
         {}, {"n": "2"}, {"n": "3"}, {"n": "9"}, {"n": "after"},
     ]  # fmt: skip
     assert missing == []
@@ -386,11 +387,8 @@ def test_data_that_can_not_be_read_is_a_line(tmp_path: Path, content: bytes | No
         path.write_bytes(content)
     config_of(tmp_path, path)
     missing: list[str] = []
-    assert columns_of(tmp_path, 0, None, missing) == {}
+    assert columns_of(tmp_path, 0, None, missing, MadeRows()) == {}
     assert why in missing[0]
-    (tmp_path / "config.yaml").write_text("data: {train: ['reasoning_gym:chain_sum?size=5']}")
-    columns_of(tmp_path, 0, None, missing)
-    assert "is made anew for each run" in missing[1]
 
 
 def test_a_row_that_is_another_by_now_has_a_warning(tmp_path: Path) -> None:
@@ -402,14 +400,14 @@ def test_a_row_that_is_another_by_now_has_a_warning(tmp_path: Path) -> None:
         f"{'long' * 20}What is\n2 + 3?",
         None,
     ):
-        assert columns_of(tmp_path, 0, prompt, missing) == {"answer": "5"}
+        assert columns_of(tmp_path, 0, prompt, missing, MadeRows()) == {"answer": "5"}
     assert len(missing) == 1  # the first is cut where there are 30 characters to compare
     missing.clear()
-    assert columns_of(tmp_path, 0, "<|user|>What is 2 + 4?", missing) == {"answer": "5"}
+    assert columns_of(tmp_path, 0, "<|user|>What is 2 + 4?", missing, MadeRows()) == {"answer": "5"}
     assert missing == ["row 0 of the data has another prompt by now: its file was changed, or prompts are rewritten"]
 
 
 def test_a_long_column_is_cut(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "p", "tests": "x" * (MOST_CHARACTERS + 5)}) + "\n")
     config_of(tmp_path, tmp_path / "a.jsonl")
-    assert columns_of(tmp_path, 0, None, [])["tests"].endswith("x… (5 more characters)")
+    assert columns_of(tmp_path, 0, None, [], MadeRows())["tests"].endswith("x… (5 more characters)")

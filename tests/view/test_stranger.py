@@ -194,6 +194,7 @@ async def test_an_id_that_can_be_none(runs: Path, text: str) -> None:
             assert (status, "can be none" in error, len(error) < 200) == (400, True, True)
 
 
+@pytest.mark.slow
 async def test_an_answer_that_was_taken_is_not_kept(runs: Path) -> None:
     async with asking(runs) as asked:
         for _ in range(3):
@@ -202,6 +203,7 @@ async def test_an_answer_that_was_taken_is_not_kept(runs: Path) -> None:
         assert [one for one in gc.get_objects() if isinstance(one, web.Response) and one.body] == []
 
 
+@pytest.mark.slow
 async def test_who_takes_nothing_is_hung_up_on(runs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "plotly.min.js"
     path.write_bytes(b"x" * (32 << 20))  # more than the kernel keeps of it
