@@ -16,6 +16,7 @@ from areal_async.config_file import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+PATIENCE_S = 600.0  # for what never comes; vLLM and DeepSpeed start in 20 s alone, and in minutes beside other work
 
 SMALL = ("train.batch_groups=8", "train.minibatches=2", "rollout.group_size=4", "rollout.max_concurrent=64")
 
@@ -48,10 +49,13 @@ class Program:
             self.family |= set(psutil.Process(self.process.pid).children(recursive=True))
         return self.family
 
-    def wait_for(self, there: Callable[[], bool], timeout_s: float = 180.0) -> None:
+    def wait_for(self, there: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout_s
-        while not there():
-            assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{self.text()}"
+        while True:
+            has_ended = self.process.poll() is not None  # asked first: what it did at last counts, too
+            if there():
+                return
+            assert not has_ended, f"it ended with {self.process.returncode}:\n{self.text()}"
             assert time.monotonic() < deadline, f"not there after {timeout_s:g} s:\n{self.text()}"
             self.look()
             time.sleep(0.05)
@@ -123,6 +127,19 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def is_server(process: psutil.Process) -> bool:
+    """Whether it is vLLM's server itself, not who starts it."""
+    try:
+        command = process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+    return (
+        "vllm.entrypoints.openai.api_server" in command
+        and "taskset" not in command[0]
+        and "guard.py" not in str(command)
+    )
+
+
 def metrics(tmp_path: Path) -> Path:
     """`metrics.jsonl` of the only run under this folder (may not be there yet)."""
     found = list((tmp_path / "runs").glob("*/metrics.jsonl"))
@@ -130,4 +147,5 @@ def metrics(tmp_path: Path) -> Path:
 
 
 def lines(path: Path) -> int:
-    return len(path.read_bytes().splitlines()) if path.exists() else 0
+    """Whole ones; somebody may be writing it."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0

@@ -18,12 +18,13 @@ from areal_async.errors import HandshakeError, RunFailed
 from areal_async.launch.recipes import Command, Recipes, trainer_command, vllm_command
 from areal_async.messages import TrainerSpec
 
-from .conftest import QUICKSTART, ROOT, Program, lines, metrics
+from .conftest import PATIENCE_S, QUICKSTART, ROOT, Program, is_server, lines, metrics
 
 pytestmark = pytest.mark.slow
 
 Quickstart = Callable[..., Config]
 Start = Callable[..., Program]
+HEARD_S = 60.0  # until it says that a signal has come: at once, where the machine is free
 GONE_S = 10.0  # after the controller's death nothing of it may live longer
 
 
@@ -107,24 +108,12 @@ async def test_two_ranks_and_a_server_that_dies(quickstart: Quickstart) -> None:
                 assert row.lag_max <= config.rollout.max_staleness
                 if row.step == 2 and not killed:
                     killed = True
-                    servers = [p for p in psutil.Process().children(recursive=True) if _is_server(p)]
+                    servers = [p for p in psutil.Process().children(recursive=True) if is_server(p)]
                     servers[0].send_signal(signal.SIGKILL)
 
     with pytest.raises(RunFailed, match=r"(?s)no rollout server is left at step .*SIGKILL.*stderr/server-0\.log"):
         await train_until_it_dies()
     assert killed
-
-
-def _is_server(process: psutil.Process) -> bool:
-    try:
-        command = process.cmdline()
-    except psutil.NoSuchProcess:
-        return False
-    return (
-        "vllm.entrypoints.openai.api_server" in command
-        and "taskset" not in command[0]
-        and "guard.py" not in str(command)
-    )
 
 
 def test_kill_9_of_the_controller_leaves_no_child(start: Start, tmp_path: Path) -> None:
@@ -143,7 +132,7 @@ def test_ctrl_c_once_finishes_the_step_and_saves(start: Start, tmp_path: Path) -
     program = start("run", "train.steps=1000")
     program.wait_for(lambda: lines(metrics(tmp_path)) >= 1)
     program.process.send_signal(signal.SIGINT)
-    assert program.process.wait(timeout=60) == 0, program.text()
+    assert program.process.wait(timeout=PATIENCE_S) == 0, program.text()
     assert "stopped on request" in program.text()
     model = metrics(tmp_path).parent / "model"
     assert (model / "model.safetensors").exists()
@@ -156,7 +145,7 @@ def test_ctrl_c_twice_in_the_middle_leaves_now(start: Start, tmp_path: Path) -> 
     program.wait_for(lambda: lines(metrics(tmp_path)) >= 1)
     program.look()
     program.process.send_signal(signal.SIGINT)
-    program.wait_for(lambda: "once more to leave now" in program.text(), 10)
+    program.wait_for(lambda: "once more to leave now" in program.text(), HEARD_S)
     program.process.send_signal(signal.SIGINT)
     assert program.process.wait(timeout=20) == 130, program.text()
     program.gone_after_s(GONE_S)
@@ -167,7 +156,7 @@ def test_ctrl_c_twice_while_everything_starts(start: Start, tmp_path: Path) -> N
     program = start("run", "train.steps=1000")
     program.wait_for(lambda: len(program.look()) >= 5)
     program.process.send_signal(signal.SIGINT)
-    program.wait_for(lambda: "once more to leave now" in program.text() or program.process.poll() is not None, 10)
+    program.wait_for(lambda: "once more to leave now" in program.text() or program.process.poll() is not None, HEARD_S)
     program.process.send_signal(signal.SIGINT)
     # nothing is trained yet, so the first one may have ended the run: then the second meets a program that is leaving,
     # and Python lets it die of the signal, which is 130 in a shell too
@@ -185,7 +174,7 @@ def test_embedded_in_a_web_application(tmp_path: Path) -> None:
         program.wait_for(lambda: lines(metrics(tmp_path)) >= 1)
         address = re.search(r"http://127\.0\.0\.1:\d+", program.text())
         assert address is not None, program.text()
-        with urllib.request.urlopen(f"{address[0]}/progress") as answer:
+        with urllib.request.urlopen(f"{address[0]}/progress", timeout=PATIENCE_S) as answer:
             progress = json.load(answer)
         assert progress["steps"][0]["step"] == 0
         program.process.send_signal(signal.SIGTERM)

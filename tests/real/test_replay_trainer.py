@@ -11,7 +11,7 @@ import pytest
 
 from areal_async.cli import main
 
-from .conftest import Program
+from .conftest import PATIENCE_S, Program
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ def test_a_run_is_trained_again(
     start: Callable[..., Program], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program = start("run", f"train.steps={STEPS}")
-    assert program.process.wait(timeout=180) == 0, program.text()
+    assert program.process.wait(timeout=PATIENCE_S) == 0, program.text()
     (run,) = (tmp_path / "runs").iterdir()
 
     def again(*options: str) -> tuple[int, dict[str, Any]]:

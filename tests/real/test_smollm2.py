@@ -10,7 +10,7 @@ from areal_async.config_file import load_config
 from areal_async.rollout.data import Dataset
 from areal_async.rollout.text import Text
 
-from .conftest import ROOT, Program, metrics
+from .conftest import PATIENCE_S, ROOT, Program, metrics
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def test_two_steps(smollm2: Path, tmp_path: Path) -> None:
     program = Program([sys.executable, "-m", "areal_async", "run", str(CONFIG), *overrides], tmp_path)
     try:
         program.wait_for(lambda: program.process.poll() is not None or metrics(tmp_path).exists())
-        assert program.process.wait(timeout=200) == 0, program.text()
+        assert program.process.wait(timeout=PATIENCE_S) == 0, program.text()
     finally:
         program.end()
     rows = [json.loads(line) for line in metrics(tmp_path).read_text().splitlines()]

@@ -19,7 +19,7 @@ from areal_async.rollout.vllm_http import VllmClient
 pytestmark = pytest.mark.slow
 
 Quickstart = Callable[..., Config]
-LIMIT_S = 150.0  # about 80 s on two free cores
+LIMIT_S = 900.0  # about 80 s on two free cores
 STATES = ("trained", "filtered", "stale", "failed", "cancelled", "outstanding", "training")
 
 
@@ -51,14 +51,14 @@ async def test_a_server_killed_in_the_middle_of_answers(
     )
     async with asyncio.timeout(LIMIT_S), Controller(config) as run:
         killing: asyncio.Task[None] | None = None
-        died, back_at = False, 0
+        restarts, back_at = 0, 0
         async for row in run.steps():
+            restarts += row.restarts  # its death was noticed; until then it is there, as before
             servers = run._parts._servers
             if killing is None and "1" in servers._lives:
                 killing = asyncio.create_task(_kill_in_the_middle(servers._lives["1"]))
             live = servers.fleet._live.get("1")
-            died = died or (killing is not None and live is None)
-            back_at = back_at or (row.step if died and live is not None and live.version > 1 else 0)
+            back_at = back_at or (row.step if restarts and live is not None and live.version > 1 else 0)
             if back_at and row.step > back_at + 2:
                 run.stop()
         result = run.result()
