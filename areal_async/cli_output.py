@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _SIGNALLED: Final = 128  # what shells add to a signal's number
+_LEAST_COLUMNS: Final = 40  # in fewer, tables would leave out digits
 
 
 def open_missing() -> None:
@@ -77,7 +78,9 @@ def page(*, soft_wrap: bool = False) -> "Console":
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would end the program with exit code 1
 
-    return Page(highlight=False, soft_wrap=soft_wrap)
+    console = Page(highlight=False, soft_wrap=soft_wrap)
+    console.width = max(console.width, _LEAST_COLUMNS)
+    return console
 
 
 @contextmanager

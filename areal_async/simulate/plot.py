@@ -4,6 +4,7 @@ What always holds: matplotlib is asked for here alone (extra `plots`); the same 
 the same bytes.
 """
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -36,7 +37,8 @@ def draw(results: Sequence[Result], title: str, file: Path) -> None:
     assert figures is not None
     figure = _page(figures, title) if len(results) == 1 else _sweep(there, title)
     form = file.suffix.lower().removeprefix(".")
-    with output_file.whole(file) as out:
+    with output_file.whole(file) as out, warnings.catch_warnings(action="ignore", category=UserWarning):
+        # of letters that the font lacks, which the picture shows
         figure.savefig(out, format=form, dpi=DPI, metadata={"Date": None} if form == "svg" else None)
 
 
@@ -45,7 +47,7 @@ def _new(columns: int, title: str) -> "tuple[Figure, list[Axes]]":
 
     figure = Figure(figsize=(_WIDTH * columns, _HEIGHT), layout="constrained")
     axes = list(figure.subplots(1, columns, squeeze=False)[0])
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(title, fontsize=10, parse_math=False)  # a dollar is a dollar
     for each in axes:
         each.grid(alpha=0.25)
         each.spines[["top", "right"]].set_visible(False)

@@ -437,6 +437,8 @@ def _shape(plan: Plan) -> Shape:
         weight_bytes=model.weight_bytes,
         kv_bytes=model.kv_bytes,
     )
+    if not shape.head_dim:
+        raise _Wrong("model.hidden", f"{hidden} is less than model.heads ({heads}): heads would have no width")
     if shape.multiplied <= 0:
         embedding = f"the input embedding alone (model.vocabulary × model.hidden = {shape.vocabulary * hidden:,})"
         raise _Wrong("model.parameters", f"{shape.parameters:,} are not more than {embedding}")

@@ -6,6 +6,7 @@ What always holds: it only shows; `Result` has all of it, and more.
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from rich.markup import escape
 from rich.table import Table
 
 from areal_async.simulate.figures import Figures
@@ -46,11 +47,11 @@ def swept(results: Sequence[Result]) -> list[str]:
 
 def rows(results: Sequence[Result], title: str) -> Table:
     keys = swept(results)
-    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    table = Table(title=escape(title), title_justify="left", show_edge=False, pad_edge=False)
     for name in (*names(keys).values(), *(column.name for column in _COLUMNS)):
         table.add_column(name, justify="right", no_wrap=True)
     for result in results:
-        cells = [result.values.get(key, "") for key in keys]
+        cells = [escape(result.values.get(key, "")) for key in keys]
         figures = result.figures
         if figures is None:
             table.add_row(*cells, str(result.gpus), "failed", *["-"] * (len(_COLUMNS) - 2))
@@ -61,7 +62,7 @@ def rows(results: Sequence[Result], title: str) -> Table:
 
 def page(result: Result, figures: Figures, title: str) -> Table:
     """One row, with more of its figures."""
-    table = Table(title=title, title_justify="left", show_header=False)
+    table = Table(title=escape(title), title_justify="left", show_header=False)
     steps = max(figures.steps, 1)
     lost = " / ".join(f"{share:.0%}" for share in figures.lost_by_length)
     for name, text in (

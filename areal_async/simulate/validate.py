@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec.structs import replace as with_fields
+from rich.markup import escape
 from rich.table import Table
 
 from areal_async.messages import Rules
@@ -96,7 +97,7 @@ def _lines(figures: Figures, real: Happened) -> Iterator[Line]:
 def table(compared: Compared, title: str) -> Table:
     rules = compared.rules
     about = f"{title}: {rules.steps} steps of {rules.batch_groups} × {rules.group_size}, η = {rules.max_staleness}"
-    shown = Table(title=about, title_justify="left", show_edge=False, pad_edge=False)
+    shown = Table(title=escape(about), title_justify="left", show_edge=False, pad_edge=False)
     shown.add_column("")
     for name in ("predicted", "real", "error"):
         shown.add_column(name, justify="right")

@@ -134,7 +134,8 @@ def anonymize(folder: Path, out: Path, on_torn: Callable[[Torn], None], on_read:
         copied = _copy(folder, partial / LOG_NAME, on_torn, on_read)
         partial.rename(out)
     except OSError as error:
-        raise LogError(f"{out}: can't be made: {error}") from None
+        where = f"{error.filename}: " if error.filename is not None else ""
+        raise LogError(f"{out}: can't be made: {where}{error.strerror}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return copied

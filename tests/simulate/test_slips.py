@@ -44,6 +44,10 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
             "trainer.microbatches=fixed trainer.fixed_microbatches=1000000000",
             "trainer.fixed_microbatches: 1,000,000,000, but a rank's part of a minibatch has at most 4 samples; try 4",
         ),
+        (
+            "model.name=null model.layers=1 model.hidden=3 model.heads=4 model.vocabulary=9 model.parameters=1e9",
+            "model.hidden: 3 is less than model.heads (4)",
+        ),
         ("model.parameters=1e12", "beside the weights, and the longest sample has 2256; try 28"),
     ],
 )
@@ -77,6 +81,26 @@ def test_times_that_no_number_holds_are_no_figures(plan: str, capsys: pytest.Cap
     assert main(["simulate", plan, option, "--json"]) == 1
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["figures"] is None
+
+
+@pytest.mark.parametrize("more", [[], ["sweep.seed=[1,2]"]])
+@pytest.mark.parametrize("title", ["[/bold] x [red]y", "$x_{$ \\frac", "模型 ünï"])
+def test_a_title_is_what_was_written(
+    capsys: pytest.CaptureFixture[str], plan: str, title: str, more: list[str]
+) -> None:
+    Path(plan).write_text(PLAN.replace("title: tiny", f"title: '{title}'"), encoding="utf-8")
+    assert main(["simulate", plan, *more]) == 0
+    assert capsys.readouterr().out.split("\n")[0].strip() == title
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", ["$x_{$ \\frac", "模型 ünï"])
+def test_so_is_that_of_a_picture(capfd: pytest.CaptureFixture[str], plan: str, title: str) -> None:
+    pytest.importorskip("matplotlib")
+    Path(plan).write_text(PLAN.replace("title: tiny", f"title: '{title}'"), encoding="utf-8")
+    assert main(["simulate", plan, "--plot", "new.svg"]) == 0
+    assert capfd.readouterr().err == ""
+    assert title in Path("new.svg").read_text(encoding="utf-8")  # as a comment beside the letters' shapes
 
 
 @pytest.mark.slow
