@@ -200,10 +200,10 @@ def _sizes(plan: Plan, fitted: Fitted | None) -> tuple[_Sizes, list[Finding]]:
     total, each, rank = plan.cluster.gpus, plan.servers.gpus, plan.trainer.gpus_per_rank
     count, gpus = plan.servers.count, plan.trainer.gpus
     if fitted is not None and total is None:
-        return _Sizes(
-            fitted.cluster.servers if count is None else count,
-            fitted.rules.ranks if gpus is None else gpus // rank,
-        ), []
+        servers = fitted.cluster.servers if count is None else count
+        if gpus is None:
+            return _Sizes(servers, fitted.rules.ranks), []
+        return _Sizes(servers, gpus // rank), list(_whole_ranks(gpus, rank))
     if plan.system == "colocated":
         whole = total if total is not None else (count or 0) * each + (gpus or 0)
         if whole % each or whole % rank or not whole:
@@ -230,11 +230,15 @@ def _sizes(plan: Plan, fitted: Fitted | None) -> tuple[_Sizes, list[Finding]]:
     wrong: list[Finding] = []
     if total is not None and count * each + gpus != total:
         wrong.append(("trainer.gpus", f"{gpus} of {total} GPUs leave no whole servers of {each}"))
-    if gpus < rank or gpus % rank:
-        wrong.append(("trainer.gpus", f"{gpus} GPUs don't make whole ranks of trainer.gpus_per_rank ({rank})"))
+    wrong += _whole_ranks(gpus, rank)
     if count < 1:
         wrong.append(("servers.count", f"{count}: there would be no server; give it some of the GPUs"))
     return _Sizes(count, gpus // rank), wrong
+
+
+def _whole_ranks(gpus: int, rank: int) -> Iterator[Finding]:
+    if gpus < rank or gpus % rank:
+        yield "trainer.gpus", f"{gpus} GPUs don't make whole ranks of trainer.gpus_per_rank ({rank})"
 
 
 # Options that stand under the same name in `Rules`.
@@ -279,7 +283,7 @@ def _rules(plan: Plan, sources: Sources, sizes: _Sizes, fitted: Fitted | None) -
         return Rules(**values, min_group=plan.rollout.group_size)
     if "group_size" in values:
         values["min_group"] = values["group_size"]
-    values["wave"] = min(values.get("wave", fitted.rules.wave), sizes.servers)
+    values.setdefault("wave", min(fitted.rules.wave, sizes.servers))
     # what a simulation doesn't have: evaluations
     return msgspec.structs.replace(fitted.rules, **values, eval_every=0)
 

@@ -19,6 +19,7 @@ from areal_async.simulate import happened as happening
 from areal_async.simulate.happened import happened
 
 from .test_cli_simulate import PLAN
+from .test_plan import wrong
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG = ROOT / "tests" / "logs" / "wait-gone-back-resumed"
@@ -118,6 +119,19 @@ def test_a_picture_that_can_not_be_written_costs_no_figures(
     out, err = capsys.readouterr()
     assert "steps done, 4 steps in" in out
     assert err == "areal-async: new.svg: can't be written: File name too long\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("weights.wave=5", "weights.wave: 5 is more than there are servers (1); try 1"),
+        ("trainer.gpus=3 trainer.gpus_per_rank=2", "trainer.gpus: 3 GPUs don't make whole ranks of"),
+        ("trainer.gpus=1 trainer.gpus_per_rank=2", "trainer.gpus: 1 GPUs don't make whole ranks of"),
+    ],
+)
+def test_beside_a_run_nothing_is_taken_for_something_else(plan: str, options: str, message: str) -> None:
+    Path(plan).write_text("from_run: RUN\n")
+    assert [line.startswith(f"command line: {message}") for line in wrong(plan, *options.split())] == [True]
 
 
 # ------------------------------------------------------------------------------------------------ without its arrays
