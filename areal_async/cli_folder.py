@@ -13,6 +13,8 @@ LOG_NAME: Final = "decisions.log"
 
 def log_folder(command: str, path: Path) -> Path:
     """command: for the error. Errors: ConfigError where there is no log."""
+    if path.name in ("", ".."):  # what lies beside the log is looked for by the folder's name
+        path = path.resolve()
     for folder in (path / "log", path):
         if (folder / LOG_NAME).is_file():
             return folder

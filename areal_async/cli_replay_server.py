@@ -59,6 +59,7 @@ def replay(log: Path, arguments: argparse.Namespace) -> int:
     from areal_async.replay.run_files import load_run_config
     from areal_async.replay.server import TOLERANCE, Compared, ask_server, chosen
     from areal_async.replay.weights import folder_of
+    from areal_async.trace.words import spans
 
     version, given_model = arguments.weights_version or 0, arguments.model
     if given_model is not None and arguments.weights_version is None:
@@ -72,8 +73,10 @@ def replay(log: Path, arguments: argparse.Namespace) -> int:
     answers = chosen(finished, version, arguments.limit, result)
     if not answers:
         drawn = f"{result.mixed:,} samples have tokens of several versions, {result.other_version:,} of another one"
+        others = sorted({answer.newest for answer in finished.answers if answer.oldest == answer.newest})
+        have = f"; try one of {spans(others)}" if others else ""
         raise ConfigError(
-            f"command line: --version {version}: no sample has only tokens that this version drew ({drawn})"
+            f"command line: --version {version}: no sample has only tokens that this version drew ({drawn}){have}"
         )
 
     async def ask(model: Path) -> None:

@@ -54,6 +54,7 @@ from areal_async.wire.router import Router
 OPTIONS: Final = ("model", "train", "weights", "rollout.temperature", "seed")  # what ranks are started with
 BREATH_TURNS: Final = 256  # so many are read before the event loop has its turn: heartbeats must go out
 MODEL: Final = "model"  # to begin with the run's first weights
+LONGEST: Final = 18  # digits of a step's number
 _PREFIX: Final = "step-"
 _PLACES: Final = ("ranks", "cores", "gpus", "listen", "start_timeout_s", "step_timeout_s")  # of `train`
 
@@ -139,8 +140,8 @@ def _version(begin: str) -> Version:
     number = begin.removeprefix(_PREFIX)
     if begin == MODEL:
         return 0
-    if begin == number or not (number.isascii() and number.isdecimal()):
-        raise ConfigError(f"command line: --from {begin}: should be {MODEL} or {_PREFIX}N, such as {_PREFIX}40")
+    if begin == number or not (number.isascii() and number.isdecimal()) or len(number) > LONGEST:
+        raise ConfigError(f"command line: --from {begin[:40]}: should be {MODEL} or {_PREFIX}N, such as {_PREFIX}40")
     return int(number)
 
 

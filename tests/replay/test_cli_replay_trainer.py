@@ -100,6 +100,7 @@ def test_other_answers(run: Path, answers: dict[int, dict[str, float]], capsys: 
         (["--peer", "trainer", "--steps", "0"], "--steps 0: must be at least 1"),
         (["--peer", "trainer", "--limit", "3"], "--limit: has no meaning with --peer trainer; --steps N has"),
         (["--peer", "trainer", "--tolerance", "los=1"], "--tolerance los=1: no such field; did you mean loss?"),
+        (["--peer", "trainer", "--from", f"step-{'9' * 5000}"], "should be model or step-N, such as step-40"),
         (["--peer", "trainer", "--from", "step-2"], "--from step-2: it is no whole checkpoint"),
         (["--peer", "trainer", "--until", "step=1"], "--until has no meaning with --peer trainer"),
     ],

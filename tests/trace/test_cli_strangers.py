@@ -111,6 +111,16 @@ def test_places_that_are_none_are_one_line(run_folder: Path, capsys: pytest.Capt
     assert len(err) < 300
 
 
+def test_a_folder_may_be_named_from_within(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the run's name is known, of which what lies beside the log is found."""
+    for folder, name in ((run_folder, "."), (run_folder / "log", "."), (run_folder / "log", "..")):
+        monkeypatch.chdir(folder)
+        assert said(capsys, "replay", name, "--until", "step=0")[0] == 0
+        assert f"trace: {run_folder.resolve()}: there is no" in said(capsys, "trace", name, "--story", "zzz")[2]
+
+
 # ---------------------------------------------------------------------------------------------------------- processes
 
 
