@@ -17,12 +17,11 @@ import msgspec
 
 from areal_async.errors import ArealError
 from areal_async.log.format import DECISIONS_NAME
-from areal_async.runfiles import EVALUATIONS
+from areal_async.runfiles import METRICS
 from areal_async.trace.samples import find_decoder
 from areal_async.trace.things import thing
 from areal_async.view import tables
 from areal_async.view.api import (
-    EvaluationPoint,
     Lags,
     Overview,
     Peers,
@@ -36,6 +35,7 @@ from areal_async.view.api import (
 )
 from areal_async.view.chosen import Chosen, choose, named
 from areal_async.view.configs import Configs, configurations
+from areal_async.view.evaluations import Evaluations
 from areal_async.view.index import Index
 from areal_async.view.peers import PeersWatch
 from areal_async.view.rows import Rows
@@ -66,6 +66,7 @@ class Run:
         self._identity = _identity(folder)
         self._log = log_of(folder)
         self._rows = Rows(folder)
+        self._evaluations = Evaluations(folder)
         self._told = Told(folder, key)
         self._peers = PeersWatch(folder)
         self._path = database
@@ -116,16 +117,13 @@ class Run:
     # ------------------------------------------------------------------------------------------------------- answers
 
     async def overview(self, since: int) -> Overview:
-        """Rows from line `since` on, and how it stands. Errors: OSError: its files can't be read."""
-        more = True
-        while more:
-            more = self._rows.read_some(SLICE_S)
-            await asyncio.sleep(0)
-        rows, following = self._rows.since(since)
+        """Rows from line `since` on, and how it stands."""
+        rows, following, unread = await self._rows_since(since)
         last = self._rows.last
         run = self._told.row(last)
         told = self._told.status
-        evaluations, problem = self._evaluations()
+        self._evaluations.look()
+        evaluated = self._evaluations.points
         troubles = [] if self._index is None else self._index.troubles(TROUBLES)
         if run.state == "died" and troubles and troubles[-1].what == "fail":  # the log tells what the controller didn't
             run = msgspec.structs.replace(run, end=troubles[-1].text)
@@ -135,7 +133,7 @@ class Run:
             rows=rows,
             next=following,
             file=self._rows.mark,
-            evaluations=evaluations,
+            evaluations=self._rows.evaluations if evaluated is None else evaluated,  # a copy may lack the file
             waits=[] if told is None else list(told.waits),
             phase="" if told is None else told.phase,
             in_flight=0 if told is None else told.in_flight,
@@ -143,8 +141,19 @@ class Run:
             balance=told.balance if told is not None else {} if last is None else last.ledger,
             troubles=troubles,
             reading=self._reading_of(run.state),
-            problems=[*filter(None, [self._told.problem, problem]), *self._rows.problems],
+            problems=[*filter(None, [self._told.problem, unread, self._evaluations.problem]), *self._rows.problems],
         )
+
+    async def _rows_since(self, since: int) -> tuple[list[msgspec.Raw], int, str]:
+        """Them, the number of the next, and why there are none."""
+        try:
+            more = True
+            while more:
+                more = self._rows.read_some(SLICE_S)
+                await asyncio.sleep(0)
+            return *self._rows.since(since), ""
+        except OSError as error:
+            return [], since, f"{self.folder / METRICS}: can't be read: {error.strerror}"
 
     async def lags(self, begin: int, end: int) -> Lags:
         """Of trained tokens of the steps begin … end - 1."""
@@ -224,22 +233,6 @@ class Run:
             reading = self._index.reading()
             return msgspec.structs.replace(reading, done=True, problem=self._failed) if self._failed else reading
         return Reading(nbytes=0, of=self._size(), events=0, samples=0, done=bool(self._failed), problem=self._failed)
-
-    def _evaluations(self) -> tuple[list[EvaluationPoint], str]:
-        """Of `eval/results.jsonl`, or of the rows where a copy lacks it; and what is wrong with the file."""
-        path = self.folder / EVALUATIONS
-        try:
-            lines = path.read_bytes().splitlines(keepends=True)
-        except FileNotFoundError:
-            return self._rows.evaluations, ""
-        points, problem = [], ""
-        for number, line in enumerate(lines, 1):
-            try:
-                points.append(msgspec.json.decode(line, type=EvaluationPoint))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                if line.endswith(b"\n"):  # else it is being written
-                    problem = f"{path}:{number}: is no evaluation of this release, and is left out: {error}"
-        return points, problem
 
 
 def _identity(folder: Path) -> tuple[int, int]:

@@ -224,19 +224,28 @@ async def test_a_story_that_nobody_waits_for_is_not_told(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = tmp_path / "begun"
-    program = [sys.executable, "-c", f"import time; open({str(begun)!r}, 'w').write('x'); time.sleep(60)"]
-    made: list[asyncio.subprocess.Process] = []
-    spawn = asyncio.create_subprocess_exec
-
-    async def kept(*command: str, **options: object) -> asyncio.subprocess.Process:
-        made.append(await spawn(*command, **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", kept)
+    text = f"import os, time; open({str(begun)!r}, 'w').write(str(os.getpid()) + os.linesep); time.sleep(99)"
+    program = [sys.executable, "-S", "-c", text]
     monkeypatch.setattr(Stories.__init__, "__defaults__", (program, 60.0))
     async with listening(RunFolders(runs), Access("127.0.0.1", ""), 0) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /api/runs/first/story?id=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await until(begun.exists)
+        await until(lambda: begun.exists() and begun.read_text().endswith("\n"))
         writer.close()
-        await until(lambda: made[0].returncode is not None)
+        await until(lambda: not Path(f"/proc/{begun.read_text().strip()}").exists())
+
+
+async def test_files_that_can_not_be_read_are_lines(runs: Path) -> None:
+    for name in ("metrics.jsonl", "eval/results.jsonl", "status.json", "checks.jsonl", "config.yaml"):
+        path = runs / "first" / name
+        path.unlink(missing_ok=True)
+        path.mkdir(parents=True)
+    async with asking(runs) as asked:
+        seen = await asked.read("first")
+        assert [problem.partition(": ")[0].rpartition("first/")[2] for problem in seen.problems] == [
+            "status.json", "metrics.jsonl", "eval/results.jsonl",
+        ]  # fmt: skip
+        assert all("can't be read: Is a directory" in problem for problem in seen.problems)
+        assert (seen.rows, seen.reading.problem) == ([], "")
+        assert (await asked.get("/api/runs/first/samples")).status == 200
+        assert "Is a directory" in await asked.error("/api/runs/first/config", 404)
