@@ -73,15 +73,15 @@ def step(log: Recorder, number: int) -> None:
     log.done(number)
 
 
-def resume(log: Recorder, to: int, config: Config, number: int) -> None:
-    log.log.append(Note(at=log.at, what="resumed", data={"config": number}))
+def resume(log: Recorder, to: int, config: Config, number: int | None) -> None:
+    log.log.append(Note(at=log.at, what="resumed", data={} if number is None else {"config": number}))
     log.branch += 1
     log.log.append(RolledBack(at=log.at, to=to, why="resumed", resumed=config.rules))
 
 
 def test_a_step_has_the_configuration_of_the_life_that_trained_it_last(tmp_path: Path) -> None:
     """Life 1 (an older areal-async) trains 0, 1; life 2, of number 1, trains 1 again and 2; life 3, of number 2, goes
-    back to 2, and later, on its own, to 1."""
+    back to 2, and later, on its own, to 1; life 4 is of an older one again."""
     run = make_run_folder(tmp_path)
     log = record(run)
     first, config = (run / CONFIG).read_text(), load_config(run / CONFIG)
@@ -107,8 +107,12 @@ def test_a_step_has_the_configuration_of_the_life_that_trained_it_last(tmp_path:
         step(log, 1)
         log.log.flush()
         planned = plan(run / "log", (), None, None)
-    assert [each.config for each in planned.steps] == [0, 2]
-    assert planned.earlier == {}
+        assert [each.config for each in planned.steps] == [0, 2]
+        assert planned.earlier == {}
+        resume(log, 2, config, None)
+        step(log, 2)
+        log.log.flush()
+    assert [each.config for each in read_history(run / "log").steps] == [0, 2, 0]
 
 
 def asked(recipes: Recipes, rates: list[float]) -> Recipes:
