@@ -42,8 +42,11 @@ def test_each_configuration_keeps_its_number(tmp_path: Path) -> None:
     (run / CONFIG).write_text(dump_config(one))
     for odd in ("config-0.yaml", "config-07.yaml", "config-x.yaml", "config-1.yaml.bak"):
         (run / odd).write_text("")
-    wanted: list[str] = [dump_config(one)]
-    for config in (one, two, two, one, two, two, one, *[two, one] * 4):
+    wanted = [f"number {number}" for number in range(1, 9)]
+    for number, text in enumerate(wanted, 1):
+        (run / f"config-{number}.yaml").write_text(text)
+    wanted.append(dump_config(one))
+    for config in (one, two, two, one):
         changed = dump_config(config) != wanted[-1]
         wanted += [dump_config(config)] * changed
         folder = RunFolder.reopen(config, run)

@@ -3,7 +3,8 @@
 from contextlib import closing
 from pathlib import Path
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_async.config_file import load_config
@@ -19,6 +20,7 @@ def note(what: str, number: int) -> Note:
     return Note(at=0.0, what=what, data={"config": number})
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(0, 6)), max_size=8))
 def test_each_step_belongs_to_the_configuration_that_trained_it_last(parts: list[tuple[int, bool, int]]) -> None:
     """parts: so many steps; then a resume, or the run itself, goes so many of them back, a resume with the next one."""
@@ -59,6 +61,7 @@ def read(said: str, last: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 async def test_the_page_has_all_of_them(tmp_path: Path) -> None:
     run = make_run_folder(tmp_path)
     with closing((log := record(run)).log):
