@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from areal_async.errors import LogError
 from areal_async.log.format import DECISIONS_NAME, PayloadRef, Torn
@@ -59,6 +59,24 @@ def read_turns(folder: Path, on_torn: Callable[[Torn], None] = warn) -> Recorded
             continue
         return Recorded(first.message, notes, _turns(folder / DECISIONS_NAME, chain([record], records)))
     return Recorded(first.message, notes, iter(()))
+
+
+Made = TypeVar("Made")
+
+
+def taken(folder: Path, turns: Iterator[Turn], take: Callable[[Turn], Made]) -> Iterator[tuple[Turn, Made]]:
+    """Each turn of the log in `folder`, and what `take` makes of it. Raises LogError where it can make nothing of it:
+    the log tells what can't have happened (a sample that nobody asked for, a name that is none)."""
+    for turn in turns:
+        try:
+            made = take(turn)
+        except (AssertionError, LookupError, ValueError) as error:
+            raise LogError(
+                f"{folder / DECISIONS_NAME}: event {turn.number}, {type(turn.event).__name__} at offset {turn.offset},"
+                f" doesn't follow from what is before it ({type(error).__name__}: {error}); the log was changed, or is"
+                " of another version: `areal-async replay` shows where it differs"
+            ) from error
+        yield turn, made
 
 
 class Gathering:

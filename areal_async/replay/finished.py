@@ -12,7 +12,7 @@ from areal_async.controller.samples import from_log
 from areal_async.errors import LogError
 from areal_async.log.format import PayloadRef, payload_path
 from areal_async.log.reader import read_payload
-from areal_async.log.turns import Turn, read_turns
+from areal_async.log.turns import Turn, read_turns, taken
 from areal_async.messages import (
     FinishReason,
     GroupId,
@@ -76,8 +76,8 @@ def read_finished(log: Path) -> Finished:
         raise LogError(f"{log}: nothing was recorded: the run ended before it began")
     reading = _Reading()
     reading.notes(recorded.notes)
-    for turn in recorded.turns:
-        reading.turn(turn)
+    for _ in taken(log, recorded.turns, reading.turn):
+        pass
     return reading.finished
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from areal_async.errors import ConfigError, LogError
 from areal_async.log import payloads
 from areal_async.log.format import PayloadRef, payload_path
-from areal_async.log.turns import Turn, read_turns
+from areal_async.log.turns import Turn, read_turns, taken
 from areal_async.messages import (
     AnyCommand,
     AnyEvent,
@@ -72,8 +72,8 @@ def happened(folder: Path) -> Happened:
     if recorded is None:
         raise ConfigError(f"{folder}: the run recorded nothing; name a run that has trained for some steps")
     watch = _Watch(folder, recorded.rules)
-    for turn in recorded.turns:
-        watch.see(turn)
+    for _ in taken(folder, recorded.turns, watch.see):
+        pass
     if not watch.out.steps:
         raise ConfigError(f"{folder}: the run has trained no step; name one that has trained for some steps")
     return watch.out

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from areal_async.errors import ConfigError
-from areal_async.log.turns import Turn, read_turns
+from areal_async.log.turns import Turn, read_turns, taken
 from areal_async.messages import (
     AnyCommand,
     AnyEvent,
@@ -111,8 +111,8 @@ def observe(folder: Path) -> Observed:
     if recorded is None:
         raise ConfigError(f"{folder}: the run recorded nothing; name a run that has trained for some steps")
     watch = _Watch(recorded.rules)
-    for turn in recorded.turns:
-        watch.see(turn)
+    for _ in taken(folder, recorded.turns, watch.see):
+        pass
     return watch.told(folder)
 
 

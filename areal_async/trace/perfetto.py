@@ -18,7 +18,7 @@ from areal_async import output_file
 from areal_async.errors import ConfigError, LogError
 from areal_async.log.format import Torn
 from areal_async.log.reader import warn
-from areal_async.log.turns import Recorded, read_turns
+from areal_async.log.turns import Recorded, read_turns, taken
 from areal_async.messages import SampleId, StartSample, group_of
 from areal_async.trace.drawing import Drawing
 from areal_async.trace.lanes import TraceFile
@@ -76,8 +76,8 @@ def write(
             recorded = _read(log_folder, on_torn)
             traced = TraceFile(out)
             drawing = Drawing(traced, recorded.rules, follows, extent.seconds)
-            for turn in recorded.turns:
-                drawing.take(turn)
+            for _ in taken(log_folder, recorded.turns, drawing.take):
+                pass
             drawing.close()
             name = os.fsencode(log_folder).decode("utf-8", "backslashreplace")
             traced.close({"run": name, "clock": "microseconds since the run began"})

@@ -19,7 +19,7 @@ from areal_async.errors import ConfigError, LogError
 from areal_async.log import format as fmt
 from areal_async.log import payloads
 from areal_async.log.format import PayloadRef, Torn
-from areal_async.log.turns import Turn, read_turns
+from areal_async.log.turns import Turn, read_turns, taken
 from areal_async.messages import FinishReason, GroupId, Release, SampleId, Verdict, Version
 from areal_async.runfiles import CONFIG
 from areal_async.trace.life import GroupLife, Outcome, SampleLife
@@ -136,11 +136,11 @@ def read_samples(
         return
     lives, released = Lives(recorded.rules), set[SampleId]()
     with Assembler(folder, decode) as assembler:
-        for turn in recorded.turns:
+        for turn, finished in taken(folder, recorded.turns, lambda turn: list(_finished(lives, turn))):
             for command in turn.commands:
                 if isinstance(command, Release):
                     released.update(command.samples)
-            for group, sample in _finished(lives, turn):
+            for group, sample in finished:
                 released.discard(sample.id)
                 if wanted.has(group, sample):
                     yield assembler.record(group, sample)

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import msgspec
 
 from areal_async.log.format import Torn
-from areal_async.log.turns import Turn, read_turns
+from areal_async.log.turns import Turn, read_turns, taken
 from areal_async.messages import Rules
 from areal_async.trace.life import Happening
 from areal_async.trace.lives import Lives
@@ -80,8 +80,8 @@ def tell(folder: Path, thing: Thing, on_torn: Callable[[Torn], None]) -> Iterato
     known, empty = "nothing was recorded", True
     if recorded is not None:
         teller = _teller(thing, recorded.rules)
-        for turn in recorded.turns:
-            for at, text in teller.take(turn):
+        for turn, happened in taken(folder, recorded.turns, lambda turn: list(teller.take(turn))):
+            for at, text in happened:
                 empty = False
                 yield Line(turn.number, at, text)
         known = teller.known
@@ -96,9 +96,8 @@ def nearest(folder: Path, thing: Thing) -> str:
     if recorded is None:
         return "nothing was recorded"
     teller = _teller(thing, recorded.rules)
-    for turn in recorded.turns:
-        for _ in teller.take(turn):
-            pass
+    for _ in taken(folder, recorded.turns, lambda turn: list(teller.take(turn))):
+        pass
     return _with_words(thing, teller.known)
 
 

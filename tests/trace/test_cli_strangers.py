@@ -5,11 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from areal_async import cli
+from areal_async.messages import AnyRecord, SampleDone, Score, Scored, StartSample
 
 from ..audit_lies import true_log
 from .written import write
@@ -178,3 +181,44 @@ def test_any_alphabet_is_printed_somehow(run_folder: Path, tmp_path: Path) -> No
         if "--json" in options:
             json.loads(out)
     json.loads((tmp_path / "p.json").read_text())
+
+
+# ------------------------------------------------------------------------------ logs that tell what can't have happened
+
+
+def changed(record: AnyRecord, place: int) -> Iterator[AnyRecord]:
+    """One of these ways, in which no record is broken."""
+    match place % 4:
+        case 0:
+            yield record
+            yield record
+        case 1:  # left out
+            return
+        case 2 if isinstance(record, SampleDone | Scored | StartSample | Score):
+            yield msgspec.structs.replace(record, sample="no.name")
+        case 3 if isinstance(record, SampleDone | Scored | StartSample | Score):
+            yield msgspec.structs.replace(record, sample="999.0")
+        case _:
+            yield record
+
+
+COMMANDS = ("--story 2", "--story trainer", "--samples s.jsonl", "--perfetto p.json", "--anonymize copy")
+
+
+@pytest.mark.slow
+def test_a_log_that_was_changed_is_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever, and whatever is asked of it."""
+    monkeypatch.chdir(tmp_path)
+    records, found = true_log(), 0
+    for place in range(1, len(records), 5):
+        run = tmp_path / f"run-{place}"
+        write(run, [*records[:place], *changed(records[place], place), *records[place + 1 :]])
+        for command in COMMANDS:
+            code = cli.main(["trace", str(run), *command.split()])
+            last = capsys.readouterr().err.splitlines()[-1:]
+            assert code in (0, 1), (place, command, last)
+            found += "doesn't follow from what is before it" in str(last)
+            shutil.rmtree("copy", ignore_errors=True)
+    assert found

@@ -154,8 +154,8 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, capsys: pytest.CaptureFixt
     assert cli.main(["trace", str(tmp_path), "--samples", str(target)]) == 0
     assert len(target.read_text().splitlines()) == 26
     assert sorted(each.name for each in tmp_path.iterdir()) == ["log", "samples.jsonl"]
-    assert cli.main(["trace", str(tmp_path), "--samples", str(tmp_path / "no" / "where")]) == 1
-    assert "can't be written: No such file or directory" in capsys.readouterr().err
+    assert cli.main(["trace", str(tmp_path), "--samples", str(tmp_path / "no" / "where")]) == 2
+    assert f"there is no folder {tmp_path / 'no'}" in capsys.readouterr().err
 
 
 @pytest.mark.slow
