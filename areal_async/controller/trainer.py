@@ -400,12 +400,15 @@ class Trainer:
             raise TrainerError(f"the trainer answered the saving of {folder} with {type(answers[0]).__name__}")
 
     async def leave(self) -> None:
-        """Have the ranks end by themselves, at the end of a run that went well; they are ended anyway after a while."""
-        for name in self._names:
-            self._router.goodbye(name)
-        if self._life is not None and self._life.child is not None:
+        """Have the ranks end by themselves, at the end of a run that went well; they are ended anyway after a while.
+        Whatever becomes of them is no loss, and nothing is said any more to others that come under their names."""
+        life = self._life
+        if life is None:
+            return
+        self._end(life, "the ranks were told to end")
+        if life.child is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._life.child.wait(), LEAVE_S)
+                await asyncio.wait_for(life.child.wait(), LEAVE_S)
 
     def _present(self) -> _Life:
         """The present life. Errors: WireError while there is none."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from areal_async.config import Config
 from areal_async.config_file import dump_config, load_config
-from areal_async.controller import Controller
+from areal_async.controller import Controller, trainer
 from areal_async.controller.runfolder import RunFolder
 from areal_async.errors import ConfigError
 from areal_async.launch.recipes import Command, Recipes
@@ -121,12 +121,12 @@ def test_a_step_has_the_configuration_of_the_life_that_trained_it_last(tmp_path:
 def asked(recipes: Recipes, rates: list[float]) -> Recipes:
     """Those `recipes`, and a list of the learning rates that a trainer was started with."""
 
-    def trainer(*, connect: str, spec: str, ranks: int, **further: object) -> Command:
+    def started(*, connect: str, spec: str, ranks: int, **further: object) -> Command:
         rates.append(msgspec.json.decode(Path(spec).read_bytes(), type=TrainerSpec).lr)
         made: Callable[..., Command] = recipes.trainer
         return made(connect=connect, spec=spec, ranks=ranks, **further)
 
-    return dataclasses.replace(recipes, trainer=trainer)
+    return dataclasses.replace(recipes, trainer=started)
 
 
 async def life(folder: Path, config: Config, stop: int) -> None:
@@ -139,7 +139,10 @@ async def life(folder: Path, config: Config, stop: int) -> None:
 
 
 @pytest.mark.slow
-def test_each_part_of_a_run_is_trained_again_with_its_own_configuration(tmp_path: Path) -> None:
+def test_each_part_of_a_run_is_trained_again_with_its_own_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the end of the first ranks is noticed late: it is nothing to the next ones, who have their names."""
     config = load_config(write_small_run(tmp_path / "small", "train.steps=20"))
     for number, rate in enumerate(RATES):
         train = replace(config.train, lr=rate, steps=20 + (number == 2))
@@ -157,7 +160,8 @@ def test_each_part_of_a_run_is_trained_again_with_its_own_configuration(tmp_path
         f"steps 0 to {second - 1} were trained with other settings (config-1.yaml: lr 0.5, now 0.25), and so here",
     )
     rates: list[float] = []
-    compared = asyncio.run(train_again(planned, Nobody(), asked(scripted(), rates)))
+    monkeypatch.setattr(trainer, "LAST_WORDS_S", 1.0)  # the next ones are there by then
+    compared = asyncio.run(train_again(planned, Nobody(), asked(scripted(step_s=0.3), rates)))
     assert rates == [0.5, 0.25]
     assert [each.step for each in compared] == list(range(len(steps)))
     assert {value for each in compared for value in each.differences().values()} == {0.0}
