@@ -3,15 +3,19 @@
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Final
 
 from areal_async.rollout.session import Session
 from areal_async.rollout.workflow import Prompt, Sample, SingleTurn
 
-LOOK_S = 0.005
-SLACK_S = 10.0  # what an end may take longer on a busy machine than its limit says
+LOOK_S: Final = 0.005
+# Deadlines against what would hang: they cost nothing where all is well, and a busy machine is ten times slower
+DEADLINE_S: Final = 60.0  # of one condition
+PATIENCE_S: Final = 120.0  # of a whole run
+SLACK_S: Final = 10.0  # what an end may take longer on a busy machine than its limit says
 
 
-async def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
+async def until(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
     """Return when it holds: scripted peers have plain counters, threads and sockets have no event."""
     async with asyncio.timeout(deadline_s):
         while not condition():  # noqa: ASYNC110

@@ -255,7 +255,7 @@ async def test_a_run_that_failed_goes_on_when_the_cause_is_gone(tmp_path: Path) 
     with pytest.raises(ArealError, match="the workflow's own mistake"):
         async with Controller(config, workflow=Broken(), recipes=scripted(books=books)) as run:
             await run.run()
-    config = msgspec.structs.replace(config, rollout=msgspec.structs.replace(config.rollout, max_failures=4))
+    config = msgspec.structs.replace(config, rollout=msgspec.structs.replace(config.rollout, max_failures=100))
     async with Controller(config, resume=True, recipes=scripted(books=books)) as run:
         result = await run.run()
     assert (result.reason, result.steps) == ("steps_done", 6)

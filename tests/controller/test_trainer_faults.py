@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from areal_async.controller import Controller, RunResult
 from areal_async.controller import trainer as trainer_module
 from areal_async.core import restarts
 from areal_async.errors import LaunchError, RunFailed
+from areal_async.launch.child import Child
 from areal_async.log.reader import read_records
 from areal_async.messages import Failed, Joined, Lost, Published, Restart, RolledBack, SampleDone, StepDone
 from areal_async.testing.books import Line, read_trainer, surviving
@@ -22,19 +22,33 @@ from areal_async.testing.recipes import scripted
 from areal_async.testing.trainer import Die, Fail, Silent, TrainerOrder
 from areal_async.wire import beats
 
+from ..waiting import PATIENCE_S
+
 pytestmark = pytest.mark.slow
 
 Make = Callable[..., Config]
 STEPS = 8
 RUN = (f"train.steps={STEPS}", "train.ranks=2", "checkpoint.every_steps=2", "rollout.stop_token_ids=[]")
-OFTEN = (*RUN, "train.step_timeout_s=1.5", "train.max_restarts=20")
+OFTEN = (*RUN, "train.step_timeout_s=5", "train.max_restarts=20")
 
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "FIRST_RESTART_S", 0.2)
     monkeypatch.setattr(restarts, "LONGEST_RESTART_S", 0.2)
-    monkeypatch.setattr(trainer_module, "CHECKPOINT_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(trainer_module, "CHECKPOINT_TIMEOUT_S", 5.0)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that will come, or end, may take as long as they need: only those that never say Hello have a deadline."""
+    wait = trainer_module.wait_for_start
+
+    async def wait_longer(child: Child, ready: Any, timeout_s: float, *words: str) -> None:
+        hangs = any('"hello"' in word and '"Silent"' in word for word in child.spec.argv)
+        await wait(child, ready, timeout_s if hangs else PATIENCE_S, *words)
+
+    monkeypatch.setattr(trainer_module, "wait_for_start", wait_longer)
 
 
 def messages(folder: Path, *kinds: type) -> list[Any]:
@@ -74,7 +88,7 @@ def check(result: RunResult, books: Path, config: Config) -> None:
 
 async def run_all(config: Config, books: Path, orders: Sequence[Sequence[TrainerOrder]], **more: Any) -> RunResult:
     recipes = scripted(books=books, trainer_orders=orders, **({"token_s": 0.001} | more))
-    async with asyncio.timeout(90), Controller(config, recipes=recipes) as run:
+    async with asyncio.timeout(2 * PATIENCE_S), Controller(config, recipes=recipes) as run:  # up to nine starts
         return await run.run()
 
 
@@ -89,7 +103,7 @@ async def test_every_way_to_be_lost_one_after_another(make_config: Make, tmp_pat
         ("checkpoint", 2, Die(after=True), "ended with exit code 7"),
         ("train", 3, Fail("CUDA error: unspecified launch failure"), "CUDA error: unspecified launch failure"),
         ("publish", 4, Fail("No space left on device"), "version 4 was not published: trainer.1 failed at Publish"),
-        ("train", 5, Silent(), r"step 5: trainer.1 did not answer Train train 5 branch 7 within 1.5 s"),
+        ("train", 5, Silent(), r"step 5: trainer.1 did not answer Train train 5 branch 7 within 5 s"),
     ]
     orders = [[TrainerOrder(on, fault, at, None if isinstance(fault, Die) else 1)] for on, at, fault, _ in faults]  # type: ignore[arg-type]
     result = await run_all(config, books, orders)
@@ -118,7 +132,7 @@ async def test_a_checkpoint_that_fails_is_done_without_and_one_that_hangs_is_a_l
     result = await run_all(config, books, orders)
     check(result, books, config)
     (lost,) = messages(result.folder, Lost)
-    assert "trainer.0 did not answer SaveCheckpoint checkpoint 5 branch 0 within 1.5 s" in lost.why
+    assert "trainer.0 did not answer SaveCheckpoint checkpoint 5 branch 0 within 5 s" in lost.why
     failed = messages(result.folder, Failed)
     assert [event.of for event in failed][:1] == ["checkpoint"]
     assert "No space left on device" in failed[0].why
@@ -130,10 +144,12 @@ async def test_ranks_that_are_killed_or_stopped_from_outside(
 ) -> None:
     """kill -9 between two steps; kill -STOP is noticed by the missing heartbeats. Rollouts go on meanwhile."""
     monkeypatch.setattr(beats, "BEAT_S", 0.8)
-    monkeypatch.setattr(beats, "LOST_AFTER_S", 4.0)
+    monkeypatch.setattr(beats, "LOST_AFTER_S", 7.2)  # the others beat every two seconds
+    for pause in ("FIRST_RESTART_S", "LONGEST_RESTART_S"):
+        monkeypatch.setattr(restarts, pause, 2.5)  # longer than an answer takes
     config, books = make_config(*RUN), tmp_path / "books.jsonl"
     recipes, pids = scripted(books=books, step_s=0.05, token_s=0.02), []
-    async with asyncio.timeout(90), Controller(config, recipes=recipes) as run:
+    async with asyncio.timeout(PATIENCE_S), Controller(config, recipes=recipes) as run:
         async for row in run.steps():
             if run._parts._trainer._lives == 3:  # a stopped process hears no goodbye: it must have been killed
                 assert not os.path.exists(f"/proc/{pids[1]}")  # noqa: ASYNC240
@@ -164,7 +180,7 @@ async def test_a_step_that_always_fails_ends_the_run_with_the_first_cause(make_c
     assert {line.step for line in read_trainer(books)} == {0, 1, 2}
 
 
-async def test_ranks_that_cannot_be_started_again(make_config: Make, tmp_path: Path) -> None:
+async def test_ranks_that_cannot_be_started_again(make_config: Make, tmp_path: Path, patient: None) -> None:
     """They end while they start, or never come: lost once more each time, and the cause is told."""
     config = make_config(*RUN, "train.start_timeout_s=3", "train.max_restarts=2")
     orders = [
@@ -191,13 +207,11 @@ async def test_ranks_that_cannot_be_started_again(make_config: Make, tmp_path: P
     ids=["ends", "hangs"],
 )
 async def test_the_first_start_that_fails_ends_the_run(
-    make_config: Make, tmp_path: Path, fault: Fail | Silent, why: str
+    make_config: Make, tmp_path: Path, patient: None, fault: Fail | Silent, why: str
 ) -> None:
     """Nothing is computed yet: it is an error of the configuration or the machine, and nothing is tried twice."""
     config = make_config(*RUN, "train.start_timeout_s=3")
-    begun = time.monotonic()
     with pytest.raises(LaunchError, match=why):
         await run_all(config, tmp_path / "books.jsonl", [[TrainerOrder("hello", fault)]])
-    assert time.monotonic() - begun < 15
     (folder,) = (tmp_path / "runs").iterdir()
     assert not messages(folder, Restart, Published, StepDone)

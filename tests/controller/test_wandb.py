@@ -5,6 +5,7 @@ import importlib
 import json
 import logging
 import os
+import signal
 import socket
 import struct
 import sys
@@ -15,14 +16,18 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from areal_async import config_check, process_tree
+from areal_async import config_check, process_tree, wandb_process
 from areal_async.config import Config
 from areal_async.controller import Controller, RunResult
 from areal_async.controller import wandb as telling
 from areal_async.errors import ArealError
 from areal_async.launch.child import Child, ChildSpec
+from areal_async.rollout.session import Session
+from areal_async.rollout.workflow import Prompt, Sample, SingleTurn
 from areal_async.testing.recipes import scripted
-from areal_async.wandb_process import Order, evaluation_values, read_told, row_values
+from areal_async.wandb_process import Order, Teller, evaluation_values, read_told, row_values
+
+from ..waiting import PATIENCE_S, Straggler, until
 
 if TYPE_CHECKING:
     from wandb.proto.wandb_internal_pb2 import Record
@@ -126,15 +131,77 @@ def test_a_folder_named_wandb_is_no_package(tmp_path: Path, monkeypatch: pytest.
     assert config_check._is_package("wandb")
 
 
+def test_what_is_written_while_it_is_read_keeps_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row, an evaluation and another row come after the rows were read and before the evaluations are."""
+    told: list[Values] = []
+
+    class Run:
+        dir, url = str(tmp_path / "wandb" / "files"), None
+
+        def define_metric(self, name: str, step_metric: str | None) -> None: ...
+
+        def log(self, values: Values, step: int, commit: bool) -> None:
+            told.append(values)
+
+    def add(name: str, line: Values) -> None:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        with (tmp_path / name).open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+
+    def evaluation(version: int, at: float) -> Values:
+        return {"version": version, "score": 0.0, "pass_at": {}, "time_s": at}
+
+    real = wandb_process._lines
+
+    def lines(path: Path, position: int) -> Iterator[tuple[float, Values, int]]:
+        if path.name == "results.jsonl" and not position:
+            add("metrics.jsonl", {"step": 1, "time_s": 2.0})
+            add("eval/results.jsonl", evaluation(7, 3.0))
+            add("metrics.jsonl", {"step": 2, "time_s": 4.0})
+        return real(path, position)
+
+    monkeypatch.setattr(wandb_process, "_begin", lambda *_: Run())
+    monkeypatch.setattr(wandb_process, "_lines", lines)
+    add("metrics.jsonl", {"step": 0, "time_s": 1.0})
+    teller = Teller(Order(folder=str(tmp_path), mode="offline", project="p", entity=None, name="n"))
+    teller.hand_over()
+    assert [values.get("step", values.get("eval_version")) for values in told] == [0, 1, 7]
+    teller.hand_over()
+    assert [values["step"] for values in told[3:]] == [2]
+
+
 # --------------------------------------------------------------------------------------------------------- whole runs
 
 
-async def run_offline(make_config: Make, *overrides: str, resume: Path | None = None) -> RunResult:
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package takes seconds to load, and on a busy machine many."""
+    monkeypatch.setattr(telling, "FINISH_S", PATIENCE_S)
+    monkeypatch.setattr(telling, "LEAVE_S", PATIENCE_S)
+
+
+class Held:
+    """Answers come once W&B's process has begun: it would hear nothing of the end of a run that ended before."""
+
+    def __init__(self, config: Config) -> None:
+        self._runs = Path(config.runs_dir)
+        self._before = self._begun()
+
+    def _begun(self) -> int:
+        return len(list(self._runs.glob("*/wandb/offline-run-*")))
+
+    async def run(self, session: Session, prompt: Prompt) -> Sample:
+        while self._begun() == self._before:  # noqa: ASYNC110 (a folder)
+            await asyncio.sleep(0.05)
+        return await SingleTurn().run(session, prompt)
+
+
+async def run_offline(make_config: Make) -> RunResult:
     config = make_config(
         "train.steps=4", "eval.every_steps=2", "eval.samples=2", "eval.limit=8", "metrics.wandb=offline",
-        "metrics.wandb_project=numbers", "checkpoint.every_steps=1", *overrides,
+        "metrics.wandb_project=numbers", "checkpoint.every_steps=1",
     )  # fmt: skip
-    async with Controller(config, recipes=scripted(step_s=0.02), run_dir=resume, resume=resume is not None) as run:
+    async with Controller(config, workflow=Held(config), recipes=scripted(step_s=0.02)) as run:
         return await run.run()
 
 
@@ -168,14 +235,15 @@ async def test_everything_that_the_files_say(make_config: Make, caplog: pytest.L
 async def test_a_resumed_run_goes_on_under_its_id(make_config: Make) -> None:
     """Nothing is told twice where the first one ended well."""
     config = make_config("train.steps=6", "metrics.wandb=offline", "checkpoint.every_steps=1")
-    async with Controller(config, recipes=scripted(step_s=0.05)) as run:
+    async with Controller(config, workflow=Held(config), recipes=scripted(step_s=0.05)) as run:
         async for row in run.steps():
             if row.step == 1:
                 run.stop()
         folder = run.result().folder
     before = len(history(folder))
     assert 2 <= before < 6
-    async with Controller(config, recipes=scripted(step_s=0.02), run_dir=folder, resume=True) as run:
+    recipes = scripted(step_s=0.02)
+    async with Controller(config, workflow=Held(config), recipes=recipes, run_dir=folder, resume=True) as run:
         await run.run()
     found = history(folder)
     assert [without(entry) for entry in found] == expected(folder)
@@ -195,15 +263,15 @@ async def test_what_was_killed_is_told_again(make_config: Make) -> None:
     assert told is not None
     at_the_start = msgspec.structs.replace(told, rows=0, evaluations=0, entries=0)
     (folder / "wandb" / "areal-async.json").write_bytes(msgspec.json.encode(at_the_start))
-    for file in folder.glob("wandb/offline-run-*/*.wandb"):
-        os.truncate(file, 20_000)
+    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+    while len(history(folder)) == 6:
+        os.truncate(file, file.stat().st_size - 500)
     assert 0 < len(history(folder)) < 6
     order = Order(folder=str(folder), mode="offline", project="numbers", entity=None, name="x")
     argv = [sys.executable, "-m", "areal_async.wandb_process", msgspec.json.encode(order).decode()]
-    async with await Child.start(ChildSpec(name="again", argv=argv, stderr_path=folder / "again.log")):
-        async with asyncio.timeout(20):
-            while len(list(folder.glob("wandb/offline-run-*"))) < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)  # from then on it hears of its end
+    async with await Child.start(ChildSpec(name="again", argv=argv, stderr_path=folder / "again.log")) as child:
+        await until(lambda: len(list(folder.glob("wandb/offline-run-*"))) == 2)  # from then on it hears of its end
+        assert await child.stop(PATIENCE_S) == 0
     numbers = {entry["_step"]: without(entry) for entry in history(folder)}
     assert [numbers[number] for number in range(6)] == expected(folder)
 
@@ -216,7 +284,7 @@ async def test_what_was_killed_is_told_again(make_config: Make) -> None:
 async def test_a_run_goes_on_whatever_becomes_of_it(
     how: str, make_config: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(telling, "FINISH_S", 0.5)
+    monkeypatch.setattr(telling, "FINISH_S", 0.5 if how == "silent" else PATIENCE_S)
     monkeypatch.setenv("HOME", str(tmp_path))  # nobody's netrc
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     mode = "offline" if how == "killed" else "online"
@@ -224,12 +292,15 @@ async def test_a_run_goes_on_whatever_becomes_of_it(
     if how == "silent":
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    config = make_config("train.steps=4", f"metrics.wandb={mode}")
-    async with Controller(config, recipes=scripted(step_s=0.5 if how == "refused" else 0.2)) as run:
+    config, workflow = make_config("train.steps=4", f"metrics.wandb={mode}"), Straggler()
+    async with Controller(config, workflow=workflow, recipes=scripted(step_s=0.05)) as run:
         async for row in run.steps():
-            if row.step == 1 and how == "killed":
-                for pid in left_behind(run.folder):
-                    os.kill(pid, 9)
+            if row.step == 1:  # further ones wait for the straggler
+                if how == "killed":
+                    process_tree.signal_all(left_behind(run.folder), signal.SIGKILL)
+                if how != "silent":
+                    await until(lambda: any("W&B" in record.getMessage() for record in caplog.records))
+                workflow.go.set()
         result = run.result()
     silent.close()
     assert (result.reason, len(result.rows)) == ("steps_done", 4)
@@ -249,7 +320,7 @@ async def test_a_run_that_fails_leaves_no_process(make_config: Make, tmp_path: P
         pass
 
     with pytest.raises(Stop):  # noqa: PT012
-        async with Controller(config, recipes=scripted(step_s=0.2)) as run:
+        async with Controller(config, workflow=Held(config), recipes=scripted(step_s=0.2)) as run:
             async for row in run.steps():
                 if row.step == 1:
                     raise Stop
