@@ -41,7 +41,8 @@ def test_a_servers_option_is_in_its_command(option: str, value: object, expected
 
 
 def test_a_trainers_cores_and_threads() -> None:
-    argv, env = trainer_command(connect="ipc://x", spec="s", ranks=2, cores="0-1|2,3")
+    argv, env = trainer_command(connect="ipc://x", spec="/run/s", ranks=2, cores="0-1|2,3")
+    assert argv[argv.index("--log-dir") + 1] == "/run/torchrun"
     assert argv[:3] == ["taskset", "-c", "0-1,2,3"]
     assert env == {"OMP_NUM_THREADS": "2"}
     assert count_cores("0,2-5") == 5

@@ -6,6 +6,7 @@ What always holds: these functions are pure; whoever calls them starts the proce
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 Command: TypeAlias = tuple[list[str], dict[str, str]]
@@ -90,6 +91,7 @@ def trainer_command(*, connect: str, spec: str, ranks: int, cores: str | None, g
         "--standalone",                                     # a meeting point of its own on loopback, for these ranks
         "--nproc-per-node", str(ranks),
         "--max-restarts", "0",                              # a dead rank is the controller's business
+        "--log-dir", str(Path(spec).with_name("torchrun")),  # empty folders, which it would leave in /tmp
         "-m", "areal_async.engines.deepspeed.rank",
         "--connect", connect,
         "--spec", spec,
