@@ -3,6 +3,8 @@
 What always holds: Plotly is loaded when the first figure is wanted; a figure is drawn in the colours of the present
 theme, and anew when that changes; an update keeps the zoom (layout.uirevision). */
 
+import { thinned } from "./thin.js";
+
 let loading = null;
 
 /** Plotly, once; an exported file has it inside. */
@@ -70,7 +72,7 @@ export async function plot(element, traces, layout = {}, config = {}) {
   const Plotly = await plotly();
   if (!element.isConnected) return;
   drawn.set(element, { traces, layout, config });
-  await Plotly.react(element, coloured(traces), dressed(layout), { ...CONFIG, ...config });
+  await Plotly.react(element, coloured(thinned(traces, layout.xaxis?.range)), dressed(layout), { ...CONFIG, ...config });
 }
 
 /** The figure's element is left: what Plotly holds for it goes. */
