@@ -385,9 +385,9 @@ class Parts:
         self._samples.seen(event, commands)
         self._record.seen(event, commands)
         if isinstance(event, Joined):
-            logger.info(
-                "%s is there after %.0f s", event.id if event.peer != "server" else f"server {event.id}", event.at
-            )
+            name = event.id if event.peer != "server" else f"server {event.id}"
+            began = 0.0 if self._past is None else self._past.ended  # of the run clock, when this controller did
+            logger.info("%s is there after %.0f s", name, event.at - began)
         elif isinstance(event, StepDone) and event.skipped:
             logger.warning("step %d: the update was left out: %s", event.step, event.skipped)
         elif isinstance(event, Failed):
