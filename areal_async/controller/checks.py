@@ -121,6 +121,7 @@ class Pool:
         self._joined = joined
         self._lost = lost
         self._lives: dict[str, _Life] = {}
+        self._starting: dict[str, Hello | None] = {}  # until it is known that they run, which they may say sooner
         self._waiting: dict[tuple[str, bool], OrderedDict[int, _Try]] = {}  # by `not_by`, `last`; then by number
         self._checks = self._tries = 0
         self.repeated = 0
@@ -146,16 +147,22 @@ class Pool:
 
     def on_joined(self, hello: Hello) -> str | None:
         """A worker says Hello; answers why it isn't taken in, or None."""
+        if hello.name in self._starting:
+            self._starting[hello.name] = hello
+            return None
         life = self._lives.get(hello.name)
         if life is None:
             return f"this run has no reward worker {hello.name}; it has {', '.join(self._lives)}"
         if life.gone or life.there.is_set():
             return f"reward worker {hello.name} was given up, or another of this name is there"
+        self._take_in(life, hello)
+        return None
+
+    def _take_in(self, life: _Life, hello: Hello) -> None:
         life.places = hello.credits
         life.there.set()
-        self._joined(hello.name)
+        self._joined(life.name)
         self._hand_out()
-        return None
 
     def on_lost(self, name: str, why: str) -> None:
         """The wire hears nothing of a worker any more."""
@@ -165,17 +172,22 @@ class Pool:
 
     async def _begin(self, name: str) -> _Life:
         argv, env = self._recipes.rewards(connect=self._address, spec=str(self._spec_path), name=name)
-        child = await Child.start(
-            ChildSpec(
-                name=name,
-                argv=tuple(argv),
-                env=env | {"AREAL_ASYNC_SECRET": self._secret},
-                stderr_path=self._stderr(name),
-                scratch=self._spec_path.parent,
-            )
+        spec = ChildSpec(
+            name=name,
+            argv=tuple(argv),
+            env=env | {"AREAL_ASYNC_SECRET": self._secret},
+            stderr_path=self._stderr(name),
+            scratch=self._spec_path.parent,
         )
+        self._starting[name] = None
+        try:
+            child = await Child.start(spec)
+        finally:
+            hello = self._starting.pop(name)
         self._stack.push_async_callback(child.stop, STOP_GRACE_S)
         life = self._lives[name] = _Life(name, child)
+        if hello is not None:
+            self._take_in(life, hello)
         return life
 
     async def _until_there(self, life: _Life) -> None:

@@ -63,11 +63,13 @@ class Process:
 
 
 class Bench:
-    """A pool, its processes, and what is asked of them; stands in for the router too. Each life grants `places`."""
+    """A pool, its processes, and what is asked of them; stands in for the router too. Each life grants `places`.
+    early: processes say Hello before it is known that they run."""
 
-    def __init__(self, places: int, joins: bool) -> None:
+    def __init__(self, places: int, joins: bool, early: bool) -> None:
         self.places = places
         self.joins = joins
+        self.early = early
         self.lives: dict[str, Process] = {}
         self.asked: list[Asked] = []
         self.ids: list[str] = []
@@ -91,7 +93,10 @@ class Bench:
 
     async def start_child(self, spec: Any) -> Process:
         process = self.lives[spec.name] = Process(spec.name)
-        if self.joins:
+        if self.early:
+            assert self.hello(spec.name) is None
+            await self.settle()
+        elif self.joins:
             asyncio.get_running_loop().call_soon(self.hello, spec.name)
         return process
 
@@ -110,9 +115,16 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    folder: Path, *, workers: int = 2, places: int = 2, retries: int = 1, joins: bool = True, kept: bool = False
+    folder: Path,
+    *,
+    workers: int = 2,
+    places: int = 2,
+    retries: int = 1,
+    joins: bool = True,
+    early: bool = False,
+    kept: bool = False,
 ) -> AsyncIterator[Bench]:
-    found = Bench(places, joins)
+    found = Bench(places, joins, early)
     config = RewardConfig(workers=workers, retries=retries, timeout_s=5.0, max_restarts=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checks.Child, "start", found.start_child)
@@ -281,6 +293,23 @@ async def test_a_worker_that_does_not_come_back_in_time_is_lost_once_more(
         await until(lambda: len(it.events) == 4)
         assert it.events[2:] == [("lost", "rewards.0")] * 2
         assert "was given up" in str(it.hello("rewards.0"))
+
+
+async def test_a_worker_may_be_there_before_it_is_known_that_it_runs(tmp_path: Path) -> None:
+    """On a busy machine its guard may say so later than the worker says Hello."""
+    async with bench(tmp_path, places=1, early=True) as it:
+        assert it.events == [("joined", "rewards.0"), ("joined", "rewards.1")]
+        it.kill("rewards.0")
+        await it.settle()
+        it.pool.restart("rewards.0")
+        await until(lambda: len(it.events) == 4)
+        assert it.events[2:] == [("lost", "rewards.0"), ("joined", "rewards.0")]
+        tasks = [check(it.pool, str(number)) for number in range(2)]
+        await it.settle()
+        assert {asked.worker for asked in it.asked} == {"rewards.0", "rewards.1"}
+        for asked in list(it.asked):
+            asked.say("right")
+        assert [(await task).verdict for task in tasks] == ["right", "right"]
 
 
 async def test_a_stranger_is_refused(tmp_path: Path) -> None:
