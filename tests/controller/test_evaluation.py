@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import math
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +35,8 @@ from areal_async.rollout.workflow import Prompt, Sample, SingleTurn
 from areal_async.testing.recipes import scripted
 from areal_async.testing.trainer import VOCAB_SIZE
 from areal_async.testing.vllm_server import ScriptedServer, drawn_token
+
+from ..waiting import PATIENCE_S, until
 
 Make = Callable[..., Config]
 EOS = ord("z") - 33
@@ -122,14 +124,17 @@ async def test_no_more_answers_at_a_time_than_places(make_config: Make, tmp_path
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.002)
+        await until(lambda: most >= 2)  # the first one waits for another
         running -= 1
         return await judge(sample, kept)
 
     found: list[Answered] = []
-    async with ScriptedServer(str(tmp_path / "s"), label="3", token_s=0.0005) as server, client(tmp_path) as asked:
+    paused = ScriptedServer(str(tmp_path / "s"), label="3", token_s=0.0005, paused=True)
+    async with paused as server, client(tmp_path) as asked, asyncio.TaskGroup() as group:
         examiner = Examiner(config, text, Problems(config, text), SingleTurn(), slow, places=4)
-        await examiner.examine(asked, 3, "eval-v3-0", found.append)
+        group.create_task(examiner.examine(asked, 3, "eval-v3-0", found.append))
+        await until(lambda: server.open_now == 4)  # all places are taken before the first answer goes on
+        await asked.resume()
     assert examiner.answers == len(found) == 20
     assert server.open_most == 4
     assert 2 <= most <= 4
@@ -323,9 +328,11 @@ def in_the_files(result: RunResult) -> None:
     for one in evaluations:
         assert msgspec.json.decode((folder / f"version-{one.version}.json").read_bytes(), type=Evaluation) == one
     rows = json_lines(result.folder / "metrics.jsonl")
-    in_rows = [(row["eval_version"], row["eval_score"]) for row in rows if row["eval_version"] is not None]
-    assert in_rows == [(one.version, one.score) for one in evaluations if one.time_s < rows[-1]["time_s"]]
-    for row in rows:
+    before = 0.0
+    for row in rows:  # it has the last one that ended since the row before
+        ended = [(one.version, one.score) for one in evaluations if before < one.time_s <= row["time_s"]]
+        before = row["time_s"]
+        assert (row["eval_version"], row["eval_score"]) == (ended[-1] if ended else (None, None))
         assert (row["eval_version"] is None) == (row["eval_score"] is None) == (row["eval_pass_at"] == {})
     assert not list(folder.glob("*.part"))
 
@@ -365,15 +372,13 @@ async def test_an_evaluation_is_done_again_when_its_server_dies(make_config: Mak
     config = make_config(
         "train.steps=8", "rollout.servers=2", "eval.every_steps=2", "eval.limit=12", "eval.max_concurrent=2",
     )  # fmt: skip
-    killed = ""
-    async with Controller(config, recipes=scripted(token_s=0.001, step_s=0.05)) as run:
+    async with asyncio.timeout(PATIENCE_S), Controller(config, recipes=scripted(token_s=0.001, step_s=0.05)) as run:
         running = asyncio.create_task(run.run())
-        while not killed:
-            await asyncio.sleep(0.005)
-            asked = [message for message in so_far(run.folder) if isinstance(message, Evaluate)]
-            if asked and "evaluates version" in run.phase:
-                killed = asked[-1].server
-                server_process(killed).send_signal(signal.SIGKILL)
+        await until(lambda: "evaluates version" in run.phase)
+        killed = [message.server for message in so_far(run.folder) if isinstance(message, Evaluate)][-1]
+        child = run._parts._servers._lives[killed].child
+        assert child is not None
+        os.kill(child.pid, signal.SIGKILL)
         result = await running
     told = records(result)
     begun = [message.version for message in told if isinstance(message, Evaluate)]
@@ -388,15 +393,6 @@ async def test_an_evaluation_is_done_again_when_its_server_dies(make_config: Mak
 
 def so_far(folder: Path) -> list[Any]:
     return [record.message for record in read_records(folder / "log")]
-
-
-def server_process(name: str) -> psutil.Process:
-    for process in psutil.Process().children(recursive=True):
-        command = process.cmdline()
-        mine = any(part.endswith(f"server-{name}.sock") for part in command)
-        if mine and "areal_async.testing.vllm_server" in command and "guard.py" not in str(command):
-            return process
-    raise AssertionError(f"server {name} doesn't run")
 
 
 async def test_evaluations_need_data(make_config: Make, tmp_path: Path) -> None:

@@ -92,8 +92,8 @@ async def test_an_asynchronous_run_has_every_recorded_answer(make_config: Make, 
     """Batches may be others, since durations are never quite the same; answers and verdicts are those of each id, and
     versions are of the live run's own swaps."""
     config = make_config("rollout.max_staleness=2", "train.steps=6", "rollout.stop_token_ids=[]")
-    first = await run(config, tmp_path / "first", recipes=scripted(token_s=0.002, step_s=0.02))
-    again = await run(config, tmp_path / "again", recipes=recorded(tmp_path / "first", pace=0.25))
+    first = await run(config, tmp_path / "first", recipes=scripted(token_s=0.004, step_s=0.02))
+    again = await run(config, tmp_path / "again", recipes=recorded(tmp_path / "first", pace=0.5))
     assert again.steps == first.steps == 6
     assert answers(tmp_path / "again") == answers(tmp_path / "first")
     assert {row.step: (row.loss, row.grad_norm, row.entropy) for row in again.rows} == {

@@ -26,6 +26,8 @@ from areal_async.testing.recipes import scripted
 from areal_async.testing.trainer import ScriptedRank
 from areal_async.wire import beats, dealer
 
+from ..waiting import DEADLINE_S, PATIENCE_S, until
+
 Make = Callable[..., Config]
 LISTEN = "train.listen=tcp://127.0.0.1:0"
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
@@ -37,10 +39,9 @@ async def connection_of(config: Config) -> tuple[Path, TrainerConnection]:
     def find() -> list[Path]:
         return list(Path(config.runs_dir).glob("*/connect.json"))
 
-    async with asyncio.timeout(10):
-        while not (found := find()):  # noqa: ASYNC110 (a file)
-            await asyncio.sleep(0.01)
-    return found[0], msgspec.json.decode(found[0].read_bytes(), type=TrainerConnection)
+    await until(find)
+    (path,) = find()
+    return path, msgspec.json.decode(path.read_bytes(), type=TrainerConnection)
 
 
 class Hand:
@@ -61,7 +62,7 @@ class Hand:
             self.error = error
 
     async def ended(self) -> None:
-        await asyncio.to_thread(self._thread.join, 10)
+        await asyncio.to_thread(self._thread.join, DEADLINE_S)
         assert not self._thread.is_alive()
 
 
@@ -92,8 +93,8 @@ async def test_a_run_with_ranks_from_elsewhere(
 
 @pytest.mark.slow
 async def test_missing_ranks_are_named(make_config: Make) -> None:
-    config = make_config(LISTEN, "train.ranks=3", "train.start_timeout_s=1.5")
-    with pytest.raises(LaunchError, match=r"2 trainer rank\(s\) have not joined .* 1\.5 s: trainer\.0, trainer\.2; "):  # noqa: PT012
+    config = make_config(LISTEN, "train.ranks=3", "train.start_timeout_s=4")
+    with pytest.raises(LaunchError, match=r"2 trainer rank\(s\) have not joined .* = 4 s: trainer\.0, trainer\.2; "):  # noqa: PT012
         async with Controller(config, recipes=scripted()) as run:
             _, connection = await connection_of(config)
             hand = Hand(connection, 1)
@@ -113,7 +114,6 @@ async def test_a_rank_too_many_is_told(make_config: Make, monkeypatch: pytest.Mo
         guess = Hand(msgspec.structs.replace(connection, secret="guess"), 0)
         await guess.ended()
         assert "has not the secret" in str(guess.error)
-        monkeypatch.setattr(dealer, "WELCOME_S", 2.0)
         monkeypatch.setattr(dealer, "RECONNECT_S", 0.2)
         monkeypatch.setattr(beats, "BEAT_S", 0.1)
         other = Hand(msgspec.structs.replace(connection, public_key="r" * 40), 0)
@@ -132,7 +132,7 @@ async def test_ranks_are_started_again_by_hand(
     """One is killed: the others are told to end, and whoever starts them is told how to; one that comes with the file
     of before is refused. The run goes on from the checkpoint."""
     monkeypatch.setattr(beats, "BEAT_S", 0.5)
-    monkeypatch.setattr(beats, "LOST_AFTER_S", 3.0)
+    monkeypatch.setattr(beats, "LOST_AFTER_S", 6.0)  # the other ranks beat every two seconds
     monkeypatch.setattr(restarts, "FIRST_RESTART_S", 0.2)
     config = make_config(LISTEN, "train.ranks=2", "train.steps=6", "checkpoint.every_steps=2")
     books = tmp_path / "books.jsonl"
@@ -142,7 +142,7 @@ async def test_ranks_are_started_again_by_hand(
         "c = msgspec.json.decode(p.read_bytes(), type=C);"
         "ScriptedRank(1, 2, c.spec, 0.05, None).serve(c.address, c.secret, c.public_key)"
     )
-    async with asyncio.timeout(60), Controller(config, recipes=scripted()) as run:
+    async with asyncio.timeout(PATIENCE_S), Controller(config, recipes=scripted()) as run:
         path, connection = await connection_of(config)
         first = Hand(connection, 0, books)
         child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(path))
@@ -183,15 +183,15 @@ async def test_ranks_are_started_again_by_hand(
 @pytest.mark.slow
 async def test_ranks_that_nobody_starts_again_end_the_run(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "FIRST_RESTART_S", 0.1)
-    config = make_config(
-        LISTEN, "train.ranks=1", "train.steps=1000", "train.start_timeout_s=1.5", "train.max_restarts=1"
-    )
+    config = make_config(LISTEN, "train.ranks=1", "train.steps=1000", "train.max_restarts=1")
+    hurried = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, start_timeout_s=1.0))
     with pytest.raises(RunFailed, match=r"(?s)The last one: .*1 trainer rank\(s\) have not joined .*docs/nodes\.md"):  # noqa: PT012
-        async with asyncio.timeout(30), Controller(config, recipes=scripted()) as run:
+        async with asyncio.timeout(PATIENCE_S), Controller(config, recipes=scripted()) as run:
             _, connection = await connection_of(config)
             hand = Hand(connection, 0)
             async for row in run.steps():
                 if row.step == 1:
+                    run._parts._trainer._config = hurried  # the first ones could take their time
                     run._parts._trainer.on_lost("trainer.0", "it was pulled out")
                     await hand.ended()
 

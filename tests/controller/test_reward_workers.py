@@ -2,6 +2,7 @@
 twice, no process is left (every test looks for that), and the run goes on, or ends with the first cause."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -13,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from areal_async import process_tree
 from areal_async.config import Config
 from areal_async.controller import Controller, RunResult
 from areal_async.controller.evaluate import evaluate
+from areal_async.core import restarts
 from areal_async.errors import RunFailed
 from areal_async.log.reader import read_records
 from areal_async.messages import Joined, Lost, Restart, Score, Scored, ScoreResult, ScoreTask
@@ -23,6 +26,8 @@ from areal_async.rollout.session import Session
 from areal_async.rollout.workflow import Prompt, Sample
 from areal_async.testing.recipes import scripted
 from areal_async.wire import beats
+
+from ..waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -73,19 +78,24 @@ def assert_nothing_is_lost(result: RunResult, books: Path) -> None:
     assert set(trained) <= set(answered) <= set(asked)
 
 
-def pid_of(run: Controller, name: str) -> int:
-    return run._parts._checks._lives[name].child.pid
-
-
 def has_checks(run: Controller, name: str) -> bool:
     return bool(run._parts._checks._lives[name].asking)
 
 
-async def busy(run: Controller, name: str) -> None:
-    """Wait until this worker has checks."""
-    async with asyncio.timeout(10):
-        while not has_checks(run, name):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+async def all_are_there(run: Controller) -> None:
+    """One may take longer to start than the first steps."""
+    for life in run._parts._checks._lives.values():
+        await life.there.wait()
+
+
+async def stop_busy(run: Controller, name: str) -> int:
+    """Have this worker stand still while it has checks that it has not answered; its pid. An answer may be under way:
+    a check that is asked now, or places that are all taken, show that there are others."""
+    life = run._parts._checks._lives[name]
+    os.kill(life.child.pid, signal.SIGSTOP)
+    had = set(life.asking)
+    await until(lambda: set(life.asking) - had or len(life.asking) == life.places)
+    return life.child.pid
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -96,15 +106,15 @@ async def test_a_worker_killed_in_the_middle_of_its_checks(
     books = tmp_path / "books.jsonl"
     config = make_config(*LONG, slow_reward, f"reward.workers={workers}")
     async with Controller(config, recipes=scripted(step_s=0.05, books=books)) as run:
-        restarts, back_at = 0, -1
-        async with asyncio.timeout(40):
+        restarted, back_at = 0, -1
+        async with asyncio.timeout(PATIENCE_S):
             async for row in run.steps():
-                restarts += row.reward_restarts
+                restarted += row.reward_restarts
                 if row.step == 2:
-                    await busy(run, "rewards.0")
-                    os.kill(pid_of(run, "rewards.0"), signal.SIGKILL)
+                    await all_are_there(run)
+                    os.kill(await stop_busy(run, "rewards.0"), signal.SIGKILL)
                 # that it has checks says nothing until its death was noticed: it had some
-                elif restarts and back_at < 0 and has_checks(run, "rewards.0"):
+                elif restarted and back_at < 0 and has_checks(run, "rewards.0"):
                     back_at = row.step
                 elif 0 <= back_at < row.step - 2:
                     run.stop()
@@ -126,16 +136,16 @@ async def test_a_worker_that_stands_still_is_replaced(
     make_config: Make, tmp_path: Path, slow_reward: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(beats, "BEAT_S", 0.5)  # here: it beats every two seconds
-    monkeypatch.setattr(beats, "LOST_AFTER_S", 3.0)
+    monkeypatch.setattr(beats, "LOST_AFTER_S", 6.0)
     books = tmp_path / "books.jsonl"
     config = make_config(*LONG, slow_reward, "reward.workers=2")
     async with Controller(config, recipes=scripted(step_s=0.05, books=books)) as run:
         stopped = False
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(PATIENCE_S):
             async for row in run.steps():
                 if row.step == 2:
-                    await busy(run, "rewards.1")
-                    os.kill(pid_of(run, "rewards.1"), signal.SIGSTOP)
+                    await all_are_there(run)
+                    await stop_busy(run, "rewards.1")
                     stopped = True
                 elif stopped and row.reward_restarts:
                     run.stop()
@@ -157,7 +167,7 @@ async def test_a_worker_that_is_lost_too_often_ends_the_run_with_the_first_cause
                 if (life := run._parts._checks._lives["rewards.1"]).works and life.child.is_running:
                     os.kill(life.child.pid, signal.SIGKILL)
 
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(RunFailed) as error:
             await kill_again_and_again()
     why = str(error.value)
@@ -166,22 +176,22 @@ async def test_a_worker_that_is_lost_too_often_ends_the_run_with_the_first_cause
     assert "was ended by SIGKILL; the last lines of" in why
 
 
-async def test_the_run_says_that_its_checks_wait_for_a_worker(make_config: Make, slow_reward: str) -> None:
-    said = ""
+async def test_the_run_says_that_its_checks_wait_for_a_worker(
+    make_config: Make, slow_reward: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "FIRST_RESTART_S", 600.0)  # not before it was said
+    words = (
+        "reward worker rewards.0 is lost (rewards.0 (pid", ") and starts again in", "samples wait for a reward worker",
+        "checks wait for a place in 0 of 1 reward workers",
+    )  # fmt: skip
     async with Controller(make_config(*LONG, slow_reward), recipes=scripted(step_s=0.05)) as run:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(PATIENCE_S):
             async for row in run.steps():
                 if row.step == 1:
-                    await busy(run, "rewards.0")
-                    os.kill(pid_of(run, "rewards.0"), signal.SIGKILL)
-                    while "wait for a reward worker" not in said:
-                        await asyncio.sleep(0.01)
-                        said = run.phase
+                    os.kill(await stop_busy(run, "rewards.0"), signal.SIGKILL)
+                    await until(lambda: all(word in run.phase for word in words))
                     run.stop()
-        run.result()
-    assert "reward worker rewards.0 is lost (rewards.0 (pid" in said
-    assert ") and starts again in" in said
-    assert "checks wait for a place in 0 of 1 reward workers" in said
+        assert run.result().reason == "stopped"
 
 
 HANGING_REWARD = """
@@ -208,10 +218,10 @@ async def test_while_half_of_the_checks_hang_all_get_their_verdicts_and_the_run_
             return Sample.single(prompt.token_ids, await session.generate(prompt.token_ids), reward=0.5)
 
     config = make_config(
-        *LONG, "reward.function=hanging:reward", "reward.workers=2", "reward.concurrent=2", "reward.timeout_s=0.6"
+        *LONG, "reward.function=hanging:reward", "reward.workers=2", "reward.concurrent=2", "reward.timeout_s=1.5"
     )
     async with Controller(config, workflow=Rewarded(), recipes=scripted(step_s=0.02)) as run:
-        steps, asked = 0, None
+        beside, asked = 0, list[asyncio.Task[ScoreResult]]()
 
         async def check(number: int) -> ScoreResult:
             task = ScoreTask(
@@ -220,35 +230,29 @@ async def test_while_half_of_the_checks_hang_all_get_their_verdicts_and_the_run_
             )  # fmt: skip
             return await run._parts._checks.check(task, np.zeros(0, np.int32))
 
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(PATIENCE_S):
             async for _ in run.steps():
-                steps += 1
-                if asked is None:
-                    asked, steps = asyncio.gather(*map(check, range(60))), 0
-                elif asked.done():
+                hangs = any(not each.done() for each in asked[1::2])
+                beside += hangs
+                if not hangs and beside <= 10:
+                    asked += [asyncio.create_task(check(number)) for number in range(len(asked), len(asked) + 32)]
+                elif all(each.done() for each in asked):
                     run.stop()
-        assert asked is not None
-        results = await asked
+        results = await asyncio.gather(*asked)
     for number, result in enumerate(results):
         assert (result.verdict, result.reward) == (("timeout", 0.0) if number % 2 else ("given", float(number % 4)))
         assert result.seconds < 20
-    assert steps > 10
+    assert beside > 10
     assert run._parts._checks.repeated == 0
 
 
 def workers_of_this_process() -> list[int]:
-    """Pids of all reward workers that run under it."""
-    found, parents = [], [os.getpid()]
-    for parent in parents:
-        for listed in Path(f"/proc/{parent}/task").glob("*/children"):
-            parents += map(int, listed.read_text().split())
-    for pid in parents:
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"areal_async.rewards.worker" in command and b"-m" in command:
-            found.append(pid)
+    """Pids of all reward workers that run under it, with their guards and their checks."""
+    found = []
+    for pid in process_tree.walk(os.getpid()):
+        with contextlib.suppress(OSError):  # a check that has just ended
+            if b"areal_async.rewards.worker" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                found.append(pid)
     return found
 
 
@@ -261,10 +265,9 @@ async def test_an_evaluation_without_a_run_replaces_a_worker_too(
     def progress(done: int, of: int) -> None:
         if done >= 8 and not killed:
             killed.extend(workers_of_this_process())
-            for pid in killed:
-                os.kill(pid, signal.SIGKILL)
+            process_tree.signal_all(killed, signal.SIGKILL)
 
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(PATIENCE_S):
         config = make_config(slow_reward, "eval.samples=1")
         result = await evaluate(config, model, progress=progress, recipes=scripted())
     assert killed

@@ -26,7 +26,7 @@ from areal_async.testing.recipes import scripted
 from areal_async.testing.trainer import VOCAB_SIZE
 from areal_async.testing.vllm_server import drawn_token
 
-from ..waiting import Straggler
+from ..waiting import PATIENCE_S, Straggler, until
 
 Make = Callable[..., Config]
 EOS = ord("z") - 33
@@ -99,15 +99,14 @@ async def test_the_batch_waits_for_a_straggler_and_says_so(make_config: Make) ->
     workflow, config = Straggler(), make_config()
     async with Controller(config, workflow=workflow, recipes=scripted()) as run:
         rows = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             async for row in run.steps():
                 rows.append(row)
                 if row.step == 1:  # group 0 may be trained by step 2 at the latest
-                    while "step 2 waits for group 0 (floor 0, deadline 2)" not in run.phase:  # noqa: ASYNC110
-                        await asyncio.sleep(0.01)
-                    await asyncio.sleep(0.3)
+                    await until(lambda: "step 2 waits for group 0 (floor 0, deadline 2)" in run.phase)
+                    await asyncio.sleep(parts.LOOK_S + 0.05)  # a look later
                     assert "sample 0.0 on server 0" in run.phase
-                    assert len(rows) == 2
+                    assert run._rows.empty(), "step 2 was trained without group 0"
                     workflow.go.set()
         result = run.result()
     assert "group 0 (floor 0, deadline 2)" in rows[2].waited_for
@@ -128,9 +127,7 @@ async def test_a_standstill_is_told_with_who_waits_for_whom(
     async with Controller(make_config(), workflow=workflow, recipes=scripted()) as run:
         async for row in run.steps():
             if row.step == 1:
-                async with asyncio.timeout(30):
-                    while not any(map(told, caplog.records)):  # noqa: ASYNC110
-                        await asyncio.sleep(0.05)
+                await until(lambda: any(map(told, caplog.records)))
                 workflow.go.set()
 
 
