@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from .viewing import Viewer, ended
+from .viewing import Viewer, viewers
 from .watching import Tabs, chromium, watched
 
 ROOT = Path(__file__).resolve().parents[2]
+RECORDED_S = 300  # seconds alone: 5
 
 
 @pytest.fixture(scope="package")
@@ -33,30 +34,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the runs that `recording.py` makes; nobody writes in it."""
     folder = tmp_path_factory.mktemp("r")
     command = [sys.executable, "-m", "tests.browser.recording", str(folder)]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=RECORDED_S)
     assert made.returncode == 0, made.stderr
     return folder / "runs"
 
 
 @pytest.fixture(scope="package")
 def viewer(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
-    """One viewer of `runs` for all tests that only look."""
-    one = Viewer(runs, (), tmp_path_factory.mktemp("viewer"))
-    yield one
-    ended(one)
+    """One viewer of `runs` for all tests that only look. It has read their logs: what a page shows doesn't depend on
+    how early it asks."""
+    with viewers(tmp_path_factory.mktemp("viewer")) as start:
+        one = start(runs)
+        one.has_read("odd", "plain")
+        yield one
 
 
 @pytest.fixture
 def view(tmp_path: Path) -> Iterator[Callable[..., Viewer]]:
     """view(RUN, "--token", "T"): a viewer on a free port. After the test nothing of it is left."""
-    viewers: list[Viewer] = []
-
-    def start(folder: Path, *arguments: str) -> Viewer:
-        scratch = tmp_path / f"viewer-{len(viewers)}"
-        scratch.mkdir()
-        viewers.append(Viewer(folder, arguments, scratch))
-        return viewers[-1]
-
-    yield start
-    for viewer in viewers:
-        ended(viewer)
+    with viewers(tmp_path) as start:
+        yield start

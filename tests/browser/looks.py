@@ -1,9 +1,14 @@
-"""What can be said of any page by looking at it: names of controls, contrast, width, markup that came from a run."""
+"""What can be said of any page by looking at it: names of controls, contrast, width, markup that came from a run.
+
+A page draws when it gets to it. So what is read of one is read again until it is as wanted (`until`, `eventually`), and
+a look at all of it begins when all of it is drawn (`filled`, `drawn_anew`), never after some time.
+"""
 
 import time
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from .watching import WAIT_MS
 
@@ -84,6 +89,31 @@ _MARKUP: Final = """() => [
 ]"""
 
 
+# Whether the figures that are there have the colours of the present theme, and the width of the present window.
+_DRAWN_ANEW: Final = """() => {
+  const probe = document.createElement("i");
+  probe.style.color = "var(--text)";
+  document.body.append(probe);
+  const ink = getComputedStyle(probe).color;
+  probe.remove();
+  const room = (plot) =>  // a timeline has three screens
+    plot.matches(".tl-plot") ? 3 * Math.max(100, plot.parentElement.clientWidth) : plot.clientWidth;
+  return [...document.querySelectorAll(".js-plotly-plot")].filter((plot) => plot.checkVisibility()).every((plot) => {
+    const svg = plot.querySelector(".main-svg");
+    const marks = [...plot.querySelectorAll(".xtick text, .ytick text")];
+    return svg !== null && Math.abs(Number(svg.getAttribute("width")) - room(plot)) < 2
+      && marks.every((one) => getComputedStyle(one).fill === ink);
+  });
+}"""
+
+# What a page has when it has what it shows
+FILLED: Final = {
+    "overview": "#figure-reward .main-svg", "timeline": ".tl-plot .main-svg", "samples": "table.samples tbody tr",
+    "sample": ".tokens .t", "peers": "article.peer", "config": "pre.config", "report": ".card",
+    "runs": "table.runs tbody tr",
+}  # fmt: skip
+
+
 class Pale(NamedTuple):
     """looked: how many pieces of text were looked at. pale: those below `CONTRAST`."""
 
@@ -97,6 +127,27 @@ def until(page: Page, condition: str) -> None:
     while not page.evaluate(condition):
         assert time.monotonic() < deadline, f"it has not come true: {condition}"
         page.wait_for_timeout(50)
+
+
+def eventually(page: Page, read: Callable[[], Any], wanted: Callable[[Any], object]) -> Any:
+    """What `read` gives once it is as `wanted`."""
+    deadline = time.monotonic() + WAIT_MS / 1000
+    while not wanted(found := read()):
+        assert time.monotonic() < deadline, f"it has not come true; the last that was read: {found}"
+        page.wait_for_timeout(50)
+    return found
+
+
+def filled(page: Page, name: str) -> None:
+    """Return when this page (a key of `FILLED`) shows what it has."""
+    if name == "overview":
+        page.locator("#figure-reward").scroll_into_view_if_needed()  # it is drawn when it comes into view
+    expect(page.locator(f"main .page-{name} {FILLED[name]}").first).to_be_visible()
+
+
+def drawn_anew(page: Page) -> None:
+    """Return when the figures fit the theme and the window, which may just have changed."""
+    until(page, f"({_DRAWN_ANEW})()")
 
 
 def nameless(page: Page) -> list[str]:

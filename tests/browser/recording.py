@@ -4,7 +4,8 @@
 
 FOLDER/runs gets `odd` and `plain`. In `odd` the model and the data say what no page may take for markup (`HOSTILE`),
 answers are written by several versions, a trainer dies and training goes back, a server is killed, attempts fail,
-an evaluation is made. `plain` is a run without any of it.
+an evaluation is made. `plain` is a run without any of it. Which answers are under way when new weights come is the
+machine's affair: a recording in which the tests would find too little is made again.
 
 A program of its own, since while a browser is driven no event loop can run in that thread.
 """
@@ -30,6 +31,7 @@ from areal_async.rollout.workflow import Prompt, Sample, SingleTurn
 from areal_async.testing.recipes import scripted
 from areal_async.testing.small_run import write_small_run
 from areal_async.testing.trainer import Die, TrainerOrder
+from areal_async.trace.samples import Wanted, read_samples
 
 SCRIPT: Final = "<script>window.hostile='script'</script>"
 IMAGE: Final = "<img src=x onerror=\"window.hostile='image'\">"
@@ -42,7 +44,10 @@ HOSTILE: Final = (SCRIPT, IMAGE, LINK, OUT, BIDI, ESCAPE, OTHERS)
 FIRST_HOSTILE: Final = 70  # token of HOSTILE[0]; neither the prompts nor the end of an answer need it
 STEPS: Final = 10
 STEP_S: Final = 0.06
-TOKEN_S: Final = 0.006
+TOKEN_S: Final = 0.012  # an answer takes several steps
+MOST_SAMPLES: Final = 50  # that fit into the page's table
+TRIES: Final = 6
+LIMIT_S: Final = 240  # of one
 OPTIONS: Final = (
     f"train.steps={STEPS}", "rollout.retries=2", "rollout.max_new_tokens=48", "rollout.stop_token_ids=[]",
     "eval.every_steps=4", "eval.limit=4", "reward.function=own:score",
@@ -57,10 +62,10 @@ def score(response: str) -> dict[str, object]:
 
 class Odd(SingleTurn):
     """Every third prompt's answers begin with `HOSTILE`, the second token of them isn't the model's; one attempt in
-    seven fails."""
+    five fails."""
 
     async def run(self, session: Session, prompt: Prompt) -> Sample:
-        if session.attempt == 0 and prompt.position % 7 == 5:
+        if session.attempt == 0 and prompt.position % 5 == 4:
             raise RuntimeError(f"the tool at {IMAGE} did not answer at position {prompt.position}")
         sample = await super().run(session, prompt)
         begin = sample.prompt_tokens
@@ -106,12 +111,31 @@ async def plain(config: Config, folder: Path) -> None:
 
 
 async def both(odd_one: Config, plain_one: Config, runs: Path) -> None:
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
         group.create_task(odd(odd_one, runs / "odd"))
         group.create_task(plain(plain_one, runs / "plain"))
 
 
+def suits(log: Path) -> bool:
+    """Whether there are answers of two versions with hostile texts, and wrong ones that were cut."""
+    found = list(read_samples(log, Wanted(), None, lambda torn: None, lambda nbytes: None))
+    mixed = [one for one in found if len({version for version in one.versions or [] if version >= 0}) > 1]
+    hostile = [one for one in mixed if (one.response_ids or [0])[0] == FIRST_HOSTILE and one.outcome == "trained"]
+    wrong = [one for one in mixed if one.verdict == "wrong" and one.finish == "length"]
+    return bool(hostile and wrong) and len(found) <= MOST_SAMPLES
+
+
 def main(folder: Path) -> None:
+    for number in range(TRIES):
+        record(folder / str(number))
+        if suits(folder / str(number) / "runs" / "odd" / "log"):
+            (folder / "runs").symlink_to(folder / str(number) / "runs")
+            return
+    raise SystemExit(f"{TRIES} recordings, and in none of them what the tests look at: {folder}")
+
+
+def record(folder: Path) -> None:
+    folder.mkdir()
     odd_files, plain_files, runs = folder / "a", folder / "b", folder / "runs"
     for one in (odd_files, plain_files, runs):
         one.mkdir()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .looks import markup, nameless, pale, scripts, sideways
+from .looks import drawn_anew, filled, markup, nameless, pale, scripts, sideways
 from .viewing import Viewer
 from .watching import LAPTOP, PHONE, Tabs
 
@@ -14,13 +14,12 @@ PAGES = ["overview", "timeline", "samples", "sample?id=0.0", "peers", "config"]
 @pytest.mark.parametrize("place", [*(f"odd/{page}" for page in PAGES), ""])
 def test_a_page_can_be_read_by_all_and_shows_texts_as_text(viewer: Viewer, tabs: Tabs, place: str) -> None:
     page = tabs.open(viewer.at(place))
-    page.wait_for_load_state("networkidle")
-    assert page.locator("main").inner_text().strip()
+    filled(page, place.removeprefix("odd/").partition("?")[0] or "runs")
     found = []
     for size, scheme in ((LAPTOP, "light"), (LAPTOP, "dark"), (PHONE, "dark"), (PHONE, "light")):
         page.set_viewport_size({"width": size[0], "height": size[1]})
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        page.wait_for_timeout(300)  # figures are drawn anew
+        drawn_anew(page)
         looked, faint = pale(page)
         assert looked > 10
         found += [f"{size[0]} {scheme}: {one}" for one in faint]

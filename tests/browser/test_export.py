@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from .looks import markup, nameless, pale, points, sideways, until
+from .looks import drawn_anew, eventually, filled, markup, nameless, pale, points, sideways, until
 from .recording import HOSTILE
 from .watching import LAPTOP, PHONE, Tabs
 
@@ -23,8 +23,8 @@ OWN_SCRIPTS = "a script inside the page"  # a report has its scripts inside; tes
 def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of `odd`, in a folder by itself."""
     file = tmp_path_factory.mktemp("report") / "report.html"
-    command = [sys.executable, "-m", "areal_async", "view", str(runs / "odd"), "--export", str(file), "--samples", "16"]
-    made = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", "areal_async", "view", str(runs / "odd"), "--export", str(file), "--samples", "50"]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (made.returncode, made.stderr) == (0, "")
     return file
 
@@ -47,13 +47,14 @@ def opened(tabs: Tabs, report: Path, place: str = "") -> Page:
 def test_it_opens_at_the_overview_and_draws(tabs: Tabs, report: Path, data: dict[str, Any]) -> None:
     page = opened(tabs, report)
     until(page, "location.hash === '#/odd/overview'")
-    page.locator("#figure-reward .js-plotly-plot").wait_for()
+    filled(page, "overview")
     rows = data["/api/runs/odd/overview"]["rows"]
     page.locator("summary", has_text="More figures").click()
     for key in ("truncated_share", "verdicts", "mixed_share"):
         page.locator(f"#figure-{key}").scroll_into_view_if_needed()
         page.locator(f"#figure-{key} .js-plotly-plot").wait_for()
-    drawn = points(page)
+    page.locator("#figure-lags").scroll_into_view_if_needed()
+    drawn = eventually(page, lambda: points(page), lambda drawn: {"truncated_share", "lags"} <= drawn.keys())
     assert drawn["truncated_share"] >= len({row["step"] for row in rows})
     assert drawn["lags"] >= 2
     expect(page.locator("#pages a")).to_have_text(["Overview", "Samples", "Configuration", "About this file"])
@@ -65,14 +66,18 @@ def test_it_opens_at_the_overview_and_draws(tabs: Tabs, report: Path, data: dict
 
 
 LAGS = "document.querySelector('#figure-lags .js-plotly-plot').data[0]"
+WHOLE_RUN = ".figure-tools > button"  # it is there while something else is seen
+REWARD = "document.querySelector('#figure-reward .js-plotly-plot')"
 
 
 def test_lags_of_the_steps_that_are_shown(tabs: Tabs, report: Path, data: dict[str, Any]) -> None:
     page = opened(tabs, report)
-    page.locator("#figure-lags .js-plotly-plot").wait_for()
+    page.locator("#figure-lags").scroll_into_view_if_needed()
+    page.locator("#figure-lags .main-svg").first.wait_for()
     whole = page.evaluate(f"JSON.stringify({LAGS}.customdata)")
     zoom = "{'xaxis.range[0]': -0.5, 'xaxis.range[1]': 1.5}"
-    page.evaluate(f"document.querySelector('#figure-reward .js-plotly-plot').emit('plotly_relayout', {zoom})")
+    # again and again: the page begins to listen a moment after the figure is there
+    until(page, f"{REWARD}?.emit?.('plotly_relayout', {zoom}), !document.querySelector('{WHOLE_RUN}').hidden")
     until(page, f"JSON.stringify({LAGS}.customdata) !== {json.dumps(whole)}")
     lags = data["/report"]["lags"]
     expected = sorted({int(lag) for step, tokens, _ in lags if step <= 1 for lag in tokens})
@@ -106,11 +111,12 @@ def test_samples_are_filtered_and_shaded(tabs: Tabs, report: Path, data: dict[st
 @pytest.mark.parametrize("place", ["overview", "samples", "config", "report"])
 def test_it_can_be_read_by_all(tabs: Tabs, report: Path, place: str) -> None:
     page = opened(tabs, report, f"#/odd/{place}")
+    filled(page, place)
     found = []
     for size, scheme in ((LAPTOP, "light"), (PHONE, "dark")):
         page.set_viewport_size({"width": size[0], "height": size[1]})
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        page.wait_for_timeout(300)
+        drawn_anew(page)
         found += pale(page).pale + nameless(page)
         found += [f"{wider} pixels to the right of the window"] if (wider := sideways(page)) else []
     assert not found, "\n".join(found)

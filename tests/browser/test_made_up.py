@@ -1,7 +1,7 @@
 """Pages of samples and of servers, given answers that no short run has: what must hold whatever the server says."""
 
 import json
-import urllib.request
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -30,9 +30,8 @@ MEGABYTE = 1_000_000
 
 
 def asked(viewer: Viewer, path: str) -> Answer:
-    with urllib.request.urlopen(f"{viewer.address}api/runs/odd/{path}") as answer:
-        found: Answer = json.load(answer)
-        return found
+    found: Answer = viewer.asked(f"odd/{path}")
+    return found
 
 
 def sample(viewer: Viewer, texts: list[str], versions: list[int]) -> Answer:
@@ -146,7 +145,7 @@ def test_what_shades_the_tokens_is_chosen_and_lives_in_the_address(viewer: Viewe
     by_behaviour = tokens.evaluate_all(ground)
     assert by_behaviour[0] != by_behaviour[1] == by_behaviour[2]
     page.get_by_role("button", name="π_prox / π_behav").click()
-    assert "shade=ratio" in page.url
+    expect(page).to_have_url(re.compile("shade=ratio"))
     first, second, third = tokens.evaluate_all(ground)
     assert second not in (first, third)
     expect(page.locator(".legend")).to_contain_text("not kept: 1")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from .looks import eventually
 from .watching import Tabs
 
 pytestmark = pytest.mark.slow
@@ -21,9 +22,7 @@ pytestmark = pytest.mark.slow
 )
 def test_a_page_that_misbehaves_is_found_out(tabs: Tabs, script: str, trouble: str) -> None:
     page = tabs.open(f"data:text/html,<title>t</title><script>{script}</script>")
-    page.wait_for_timeout(300)
-    found = tabs.troubles()
-    assert any(trouble in one for one in found), found
+    eventually(page, tabs.troubles, lambda found: any(trouble in one for one in found))
     tabs.expect("")
 
 

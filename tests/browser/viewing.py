@@ -1,19 +1,24 @@
 """`areal-async view` as a process of its own, on a free port, and what is left of it afterwards: nothing."""
 
+import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
-UP_S: Final = 20.0  # until it has said its address; the machine may be busy
-DOWN_S: Final = 5.0
+# Ends of waits for what never comes; its priority is low, so that other work on the machine makes it very slow
+UP_S: Final = 120.0  # until it has said its address
+READ_S: Final = 120.0  # until it has read a small log
+DOWN_S: Final = 30.0
 
 
 class Viewer:
@@ -30,11 +35,32 @@ class Viewer:
                 argv, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
                 preexec_fn=_hears_ctrl_c, env={**os.environ, "TMPDIR": str(self.temporary)},
             )  # fmt: skip
-        self.address = self._wait()
+        try:
+            self.address = self._wait()
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
 
     def at(self, place: str) -> str:
         """The address of `#/place`."""
         return f"{self.address}#/{place}"
+
+    def asked(self, path: str) -> Any:
+        """Its answer to GET /api/runs/PATH."""
+        with urllib.request.urlopen(f"{self.address}api/runs/{path}", timeout=READ_S) as answer:
+            return json.load(answer)
+
+    def has_read(self, *runs: str) -> None:
+        """Return when it has read the logs of these runs, which don't go on, to their ends.
+
+        Before that a page shows what is known so far, and a question about a sample may have no answer yet.
+        """
+        deadline = time.monotonic() + READ_S
+        for run in runs:
+            while not self.asked(f"{run}/overview")["reading"]["done"]:
+                assert time.monotonic() < deadline, f"it has not read the log of {run}:\n{self.text()}"
+                time.sleep(0.02)
 
     def _wait(self) -> str:
         deadline = time.monotonic() + UP_S
@@ -57,7 +83,8 @@ def ended(viewer: Viewer) -> None:
     """Ctrl-C ends it with 0; then no child and no temporary file of it is there."""
     family = []
     if viewer.process.poll() is None:
-        family = psutil.Process(viewer.process.pid).children(recursive=True)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            family = psutil.Process(viewer.process.pid).children(recursive=True)
         viewer.process.send_signal(signal.SIGINT)
     try:
         code = viewer.process.wait(DOWN_S)
@@ -68,3 +95,18 @@ def ended(viewer: Viewer) -> None:
     _, alive = psutil.wait_procs(family, timeout=DOWN_S)
     assert (code, alive) == (0, []), viewer.text()
     assert list(viewer.temporary.iterdir()) == []
+
+
+@contextlib.contextmanager
+def viewers(place: Path) -> Iterator[Callable[..., Viewer]]:
+    """view(RUN, "--token", "T"): a viewer on a free port; afterwards nothing of it is left. place: of its files."""
+    with contextlib.ExitStack() as started:
+
+        def start(folder: Path, *arguments: str) -> Viewer:
+            scratch = place / f"viewer-{len(list(place.glob('viewer-*')))}"
+            scratch.mkdir()
+            viewer = Viewer(folder, arguments, scratch)
+            started.callback(ended, viewer)
+            return viewer
+
+        yield start
