@@ -253,8 +253,12 @@ def _remove_shared_files(names: set[str], prefix: str) -> None:
 def _remove_folder(folder: str) -> None:
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
-            with contextlib.suppress(OSError):
+            try:
                 os.unlink(f"{folder}/{name}")
+            except IsADirectoryError:
+                _remove_folder(f"{folder}/{name}")
+            except OSError:
+                continue
         os.rmdir(folder)
 
 
