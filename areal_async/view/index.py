@@ -22,6 +22,7 @@ from areal_async.messages import (
     DataEnded,
     Failed,
     GroupId,
+    Release,
     RolledBack,
     SampleDone,
     SampleId,
@@ -76,6 +77,7 @@ class Index:
         self.configs = Configs()
         self.samples = 0
         self.verdicts: Counter[str] = Counter()
+        self._released: set[SampleId] = set()  # of groups that aren't over
         self._done = False
         self._checks_at = 0  # byte of checks.jsonl
         self.checks_problem = ""
@@ -151,6 +153,10 @@ class Index:
         """What was there between two seconds of the run clock, for so many pixels. opened: as in `timeline.look`."""
         return timeline.look(self.spans, self.drawing, self.reading(), begin, end, width, opened)
 
+    def is_lost(self, name: SampleId) -> bool:
+        """Of a sample whose arrays aren't there: whether they should be."""
+        return self.lives is not None and group_of(name) in self.lives.groups and name not in self._released
+
     def troubles(self, most: int) -> list[api.Trouble]:
         """The newest, the newest last."""
         return troubles.newest_troubles(self.database, most)
@@ -165,8 +171,12 @@ class Index:
             self.configs.note(self._follower.notes)
         lives = self.lives = drawing.lives
         before = (lives.version, lives.branch)
+        for command in turn.commands:
+            if isinstance(command, Release):
+                self._released.update(command.samples)
         for group in drawing.take(turn):
             self._changed[group.id] = group
+            self._released.difference_update(sample.id for sample in group.samples)
         self._take_event(turn, before)
         self.configs.note(turn.notes)
         for command in turn.commands:

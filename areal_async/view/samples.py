@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from areal_async.errors import ConfigError, LogError
 from areal_async.messages import GroupId, SampleId
 from areal_async.runfiles import CHECKS, prox_of
-from areal_async.trace.samples import Assembler, Decode, SampleRecord
+from areal_async.trace.samples import LOST, Assembler, Decode, SampleRecord
 from areal_async.trace.things import nearest
 from areal_async.view import tables
 from areal_async.view.api import Check, SampleFull, SamplePage, SampleQuery, SampleRow
@@ -74,6 +76,8 @@ class Samples:
                 found[1].payload = None  # its arrays are damaged: the rest is shown
                 record = assembler.record(*found)
             else:
+                if record.missing and self._index.is_lost(record.id):
+                    record = replace(record, missing=LOST)
                 missing += [record.missing] * bool(record.missing)
         if self._decode is None:
             missing.append(f"no texts, tokens only: {self._missing}")
