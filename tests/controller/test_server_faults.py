@@ -94,7 +94,7 @@ def assert_nothing_is_lost(result: RunResult, config: Config) -> None:
 async def test_a_server_that_lives_and_is_stuck(make_config: Make, hurry: None, how: str) -> None:
     """Its answers stop, or its process is stopped: noticed in a moment, its answers go on at the other from what had
     arrived, it is ended, started again, and serves."""
-    config = make_config(*LONG)
+    config = make_config(*LONG, "weights.swap_timeout_s=5")  # it may be stopped in the middle of a swap
     stuck = [Order(GENERATE, Stall(8), skip=HANDSHAKE_REQUESTS + 12, times=FOREVER)] if how == "answers" else []
     recipes = scripted(token_s=0.01, step_s=0.1, orders={"server-1": [stuck]})
     async with Controller(config, recipes=recipes) as run:
