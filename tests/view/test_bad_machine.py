@@ -16,6 +16,7 @@ import pytest
 from areal_async import cli_view
 from areal_async.errors import ConfigError
 from areal_async.view import tables
+from areal_async.view.index import Index
 from areal_async.view.place import scratch
 from areal_async.view.runs import RunFolders
 from areal_async.view.token import Access
@@ -43,6 +44,18 @@ async def test_a_full_folder_for_temporary_files(runs: Path, monkeypatch: pytest
             assert await asked.error(f"/api/runs/first/{path}", 500) == seen.reading.problem
         for path in ("peers", "config"):
             assert (await asked.get(f"/api/runs/first/{path}")).status == 200
+
+
+async def test_room_that_ends_in_the_middle(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(index: Index, seconds: float) -> bool:
+        index.database.execute("BEGIN")
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(Index, "read_some", full)
+    async with asking(runs) as asked:
+        seen = await asked.read("first")
+        for path in ("samples", "timeline"):
+            assert await asked.error(f"/api/runs/first/{path}", 500) == seen.reading.problem
 
 
 def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,8 @@ async def test_a_source_is_made_once(tmp_path: Path) -> None:
     assert columns_of(tmp_path, 2, None, missing, made) == {}
     assert missing == [f"no columns of the data's row 2: {SOURCE}: its rows are not made again yet"]
     missing.clear()
+    with pytest.raises(DataError, match="not made again yet"):
+        made.row(SOURCE, 0)
     assert await asyncio.gather(made.make_wanted(), made.make_wanted())
     assert columns_of(tmp_path, 2, "<|user|> Q1 <|assistant|>", missing, made) == {"answer": "1", "metadata": '{"n":1}'}
     assert missing == []
