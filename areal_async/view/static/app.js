@@ -3,7 +3,7 @@
 What always holds: a page that is left hears of it (`hide`); a live run is asked every 2 s, one question at a time, and
 not while the window is hidden; a run that has ended, and whose log is read, isn't asked again. */
 
-import { address, badge, clock, closePanel, date, el, embedded, get, pages, place, showError } from "./common.js";
+import { address, badge, clock, closePanel, date, el, embedded, get, pages, place, showError, visible } from "./common.js";
 import { runData } from "./store.js";
 
 const POLL_MS = 2_000;
@@ -19,6 +19,7 @@ const NAVIGATION = [
   ["config", "Configuration", "c"],
   ["report", "About this file", "a"],
 ].filter(([page]) => (REPORT ? REPORT.pages.includes(page) : page !== "report"));
+const PAGES = new Set([...NAVIGATION.map(([page]) => page), "sample", ...(REPORT ? [] : ["runs"])]);
 const KEYS = [
   ...NAVIGATION.map(([, title, letter]) => [`g ${letter}`, title.toLowerCase()]),
   ...(REPORT ? [] : [["g r", "all runs"]]), ["/", "search"], ["↑ ↓", "rows of the table of samples"], ["← →", "tokens of an answer; with shift versions"], ["d", "dark or light"], ["?", "these keys"], ["Esc", "close"],
@@ -42,24 +43,25 @@ async function route() {
     const runs = await get("/api/runs").catch(() => null);
     if (mine !== turn) return;
     if (runs === null) return later();
+    showError("");
     if (runs.single && runs.runs.length) return location.replace(address(runs.runs[0].key, "overview"));
   }
   await leave();
-  const module = page.replace(/[^a-z]/g, "");
-  const asked = run === null ? null : runData(run).update();
+  const asked = run === null ? null : runData(run).update({ quiet: true });
   asked?.catch(() => {}); // its error is met below
+  if (!PAGES.has(page)) return noPage(mine, run, page, asked);
   try {
-    await import(`./${module}.js`);
+    await import(`./${page}.js`);
   } catch (problem) {
     if (mine !== turn) return;
-    byId("main").replaceChildren(el("p", { class: "problem" }, `The page "${module}" can't be loaded (${problem.message}).`));
+    byId("main").replaceChildren(el("p", { class: "problem" }, `The page "${page}" can't be loaded (${problem.message}).`));
     return reloadWhenBack(mine);
   }
   if (mine !== turn) return;
-  const container = el("div", { class: `page page-${module}` });
+  const container = el("div", { class: `page page-${page}` });
   byId("main").replaceChildren(container);
   window.scrollTo(0, 0);
-  shown = { page: pages.get(module), run, name: module };
+  shown = { page: pages.get(page), run, name: page };
   header();
   try {
     if (run !== null) {
@@ -74,12 +76,22 @@ async function route() {
     if (mine !== turn) return;
     shown.failed = !(problem.status >= 400 && problem.status < 500); // the same question may get an answer later
     failures += shown.failed;
-    if (!container.childElementCount) container.append(el("p", { class: "problem" }, problem.message));
+    if (!container.childElementCount) container.append(el("p", { class: "problem" }, visible(problem.message)), embedded ? "" : el("p", {}, el("a", { href: "#/" }, "all runs")));
     if (problem.status === undefined) console.error(problem);
   }
   if (mine !== turn) return;
   header();
   later();
+}
+
+/** An address that somebody typed, or that is of another release. */
+async function noPage(mine, run, page, asked) {
+  await asked?.catch(() => {});
+  if (mine !== turn) return;
+  shown = { page: null, run, name: "" };
+  header();
+  const links = NAVIGATION.map(([name, title]) => el("li", {}, el("a", { href: address(run, name) }, title)));
+  byId("main").replaceChildren(el("p", { class: "problem" }, visible(`There is no page "${page}" of this run. There are:`)), el("ul", {}, links));
 }
 
 /** A module that couldn't be fetched stays failed for the browser until the document is loaded anew. */
@@ -137,12 +149,12 @@ function header() {
   if (byId("pages").dataset.here !== here) navigation(run, name, here);
   const title = run === null ? "all runs" : row?.name ?? run;
   const key = run !== null && !run.startsWith(title) ? el("small", { class: "dim" }, ` ${run}`) : "";
-  byId("run-name").replaceChildren(title, key);
+  byId("run-name").replaceChildren(el("bdi", {}, title), key);
   document.title = `${title} – areal-async`;
   const state = el("span", {}, row ? [badge(row.state), row.end ? el("span", { class: "dim" }, " ", row.end.replaceAll("_", " ")) : null] : null);
   if (byId("run-state").textContent !== state.textContent) byId("run-state").replaceChildren(state); // readers say it once
   byId("run-step").textContent = row ? (row.steps ? `step ${row.version} of ${row.steps}` : `step ${row.version}`) : "";
-  byId("run-clock").textContent = row ? clock(row.seconds) : "";
+  byId("run-clock").textContent = row ? `${clock(row.seconds)} run clock` : "";
   const share = row?.steps ? Math.min(1, row.version / row.steps) : null;
   byId("progress").hidden = share === null;
   if (share !== null) {

@@ -1,11 +1,12 @@
 /* Figures of one run, or of several on top of each other: cards that are drawn when they come into view, with one switch
 for all for the x axis, one slider for smoothing, and one zoom.
 
-What always holds: a figure that isn't in view isn't drawn; new rows keep the zoom; each card has its title, unit, newest
+What always holds: a figure that isn't in view isn't drawn, unless the page is printed; new rows keep the zoom; each card has its title, unit, newest
 values and a sentence that explains it. */
 
 import { el, get, number, of, percent, place, plot, prose, setParams, unplot } from "./common.js";
 import { branches, says, timeUnit } from "./lines.js";
+import { isPrinting, onPaper } from "./printing.js";
 import { busy, lags, lines } from "./traces.js";
 
 const COUNTED = /tokens|checks|samples|groups|requests/; // units of which there may be many: 20k; others may be small
@@ -28,6 +29,7 @@ export class Board {
     this.cards = fitting.map((figure) => new Card(this, figure));
     this.watcher = new IntersectionObserver((seen) => this.#seen(seen), { rootMargin: `${AHEAD_PX}px` });
     this.#build(container);
+    this.offPaper = onPaper(() => this.#again());
     this.update();
   }
 
@@ -87,6 +89,7 @@ export class Board {
     this.zoom = range;
     this.back.hidden = range === null;
     this.update();
+    this.data.forEach((one) => this.lags(one)); // whoever prints can't wait for them
   }
 
   /** Rows may be new: what is in view is drawn again. */
@@ -105,6 +108,14 @@ export class Board {
     this.still.hidden = silent.length === 0;
     this.still.textContent = `Not drawn, since always 0 or not known so far: ${silent.join(", ")}.`;
     for (const card of this.cards) card.draw();
+  }
+
+  /** All have another size. */
+  #again() {
+    for (const card of this.cards) {
+      card.dirty = true;
+      card.draw();
+    }
   }
 
   /** More of the log was read: only what comes from it is drawn again. */
@@ -157,6 +168,7 @@ export class Board {
   close() {
     cancelAnimationFrame(this.frame);
     this.watcher.disconnect();
+    this.offPaper();
     this.cards.forEach((card) => unplot(card.plot));
   }
 }
@@ -189,21 +201,27 @@ class Card {
     this.drawing = 0;
     this.keys = el("div", { class: "keys" });
     this.plot = el("div", { class: "plot", role: "img", "aria-label": figure.title });
+    this.note = el("span");
     this.element = el("figure", { class: "card figure-card", id: `figure-${figure.key}` },
       el("header", {}, el("h3", {}, figure.title), this.keys),
       this.plot,
-      el("figcaption", { class: "dim" }, prose(figure.about)));
+      el("figcaption", { class: "dim" }, prose(figure.about), this.note));
   }
 
   async draw() {
-    if (!this.inView || !this.dirty || this.element.hidden) return;
+    if (!this.dirty || this.element.hidden || !(this.inView || this.#isPrinted())) return;
     this.dirty = false;
     const mine = ++this.drawing;
     const drawn = this.figure.kind === "lags" ? await lags(this.board) : this.figure.kind === "busy" ? busy(this.board) : lines(this.board, this.figure);
     if (mine !== this.drawing) return;
     this.#legend(drawn.keys);
+    this.note.textContent = drawn.note ? ` ${drawn.note}` : "";
     await plot(this.plot, drawn.traces, drawn.traces.length ? this.#layout(drawn) : EMPTY);
     if (!this.listening && this.plot.on) this.#listen();
+  }
+
+  #isPrinted() {
+    return isPrinting() && !this.element.closest("details:not([open])");
   }
 
   #layout({ layout, x }) {

@@ -196,9 +196,10 @@ export function percent(value, digits = 1) {
   return known(value) ? `${(100 * value).toFixed(digits)} %` : NONE;
 }
 
-/** How long: 0.46 s, 12.3 s, 4 min 05 s, 2 h 07 min, 3 d 4 h. */
+/** How long: 3.2 ms, 0.46 s, 12.3 s, 4 min 05 s, 2 h 07 min, 3 d 4 h. */
 export function duration(value) {
   if (!known(value)) return NONE;
+  if (value > 0 && value < 0.0995) return `${Number((1000 * value).toPrecision(2))} ms`;
   if (value < 59.95) return `${Number(value.toFixed(value < 10 ? 2 : 1))} s`;
   const all = Math.round(value);
   const two = (part) => String(part).padStart(2, "0");

@@ -1,15 +1,17 @@
 /* How a stretch of time is moved and zoomed by a pointer: mouse, pen, fingers, wheel.
 
 What always holds: nothing is drawn here; what a gesture wants is said as `pan(pixels)` and `zoom(factor, at)`, and its end
-as `rest()`; a press that doesn't move is a `click(x, y)`. One finger moves sideways, and lets the page scroll up and down. */
+as `rest()`; a press that doesn't move is a `click(x, y)`. One finger, and a wheel without a key, scroll the page up and
+down: nobody gets caught here on his way. */
 
 const CLICK_PX = 4; // a press that moves less is a click
 const LINE_PX = 16; // of a wheel that counts lines
-const WHEEL = 0.0016; // e-fold of zoom a pixel of the wheel
+const WHEEL = 0.01; // e-fold of zoom a pixel: of a pinch on a touchpad, which browsers tell as a wheel with Ctrl
+const WHEEL_MOST = 0.22; // of one event: a notch of a mouse's wheel has 50 to 120 pixels
 const REST_MS = 180; // after the last turn of a wheel
 
-/** Listens on element; to: {pan(dx), zoom(factor, x), rest(), click(x, y), hover(x, y), leave()}, x and y in pixels of it. Returns
- * what ends it. */
+/** Listens on element; to: {pan(dx), zoom(factor, x), rest(), click(x, y), hover(x, y), leave(), scrolled(x, y)}, x and y in
+ * pixels of it. scrolled: the wheel was turned without a key, and it is the page that follows. Returns what ends it. */
 export function listen(element, to) {
   const pointers = new Map();
   let pressed = null; // {x, y, moved} of the first pointer
@@ -68,14 +70,17 @@ export function listen(element, to) {
       if (pointers.size === 0) to.leave();
     },
     wheel(event) {
-      event.preventDefault();
       const unit = event.deltaMode === 1 ? LINE_PX : event.deltaMode === 2 ? element.clientWidth : 1;
       const [dx, dy] = [event.deltaX * unit, event.deltaY * unit];
-      if (event.shiftKey && dx === 0) to.pan(-dy);
-      else if (Math.abs(dx) > Math.abs(dy)) to.pan(-dx);
-      else to.zoom(Math.exp(-dy * WHEEL), place(event).x);
+      const sideways = event.shiftKey && dx === 0 ? dy : Math.abs(dx) > Math.abs(dy) ? dx : 0;
+      const here = place(event);
+      if (event.ctrlKey || event.metaKey) to.zoom(Math.exp(Math.max(-WHEEL_MOST, Math.min(WHEEL_MOST, -dy * WHEEL))), here.x);
+      else if (sideways !== 0) to.pan(-sideways);
+      else return to.scrolled(here.x, here.y);
+      event.preventDefault();
       clearTimeout(timer);
       timer = setTimeout(() => to.rest(), REST_MS);
+      return undefined;
     },
   };
   for (const [name, does] of Object.entries(on)) element.addEventListener(name, does, name === "wheel" ? { passive: false } : undefined);

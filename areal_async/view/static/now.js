@@ -34,6 +34,8 @@ function tile(name, value, ...below) {
   return el("div", { class: "tile" }, el("dt", {}, name), el("dd", {}, value, el("small", {}, ...below)));
 }
 
+const steps = (many) => `${number(many)} step${many === 1 ? "" : "s"}`;
+
 function tiles({ run, evaluations, in_flight: inFlight, ready, phase }, kept, eta) {
   const last = kept.at(-1);
   const recent = kept.slice(-RECENT_STEPS);
@@ -45,8 +47,8 @@ function tiles({ run, evaluations, in_flight: inFlight, ready, phase }, kept, et
   const over = recent.length === 0 ? "after the first step" : recent.length === 1 ? "of one step" : `mean of the last ${recent.length} steps`;
   const live = isLive(run.state);
   return el("dl", { class: "card tiles" },
-    tile("reward", number(last?.reward_mean, 3), evaluation ? `evaluation ${number(evaluation.score, 3)} at version ${evaluation.version}` : "no evaluation so far"),
-    tile("lag", last ? `${last.lag_max}` : number(null), `${last ? `steps at most; mean ${number(last.lag_mean, 3)}` : "steps"}${eta === null ? "" : `; η is ${eta}`}`, last && eta !== null && last.lag_max > eta ? el("span", { class: "problem" }, " – over it") : null),
+    tile("reward", number(last?.reward_mean, 3), last ? `mean of step ${last.step}; ` : "", evaluation ? `evaluation ${number(evaluation.score, 3)} at version ${evaluation.version}` : "no evaluation so far"),
+    tile("lag", last ? steps(last.lag_max) : number(null), last ? `the oldest token of step ${last.step}; mean ${number(last.lag_mean, 3)}` : "", eta === null ? "" : `${last ? "; " : ""}bound η = ${eta}`, last && eta !== null && last.lag_max > eta ? el("span", { class: "problem" }, " – over it") : null),
     tile("generated", count(rate("tokens_generated")), `tokens/s; ${over}`),
     tile("trained", count(rate("tokens_trained")), `tokens/s; ${over}`),
     tile("step time", duration(recent.length ? seconds / recent.length : null), over, live && left ? `; about ${duration(left < 60 ? Math.ceil(left) : left)} left` : ""),
@@ -68,7 +70,8 @@ function waits({ run, waits: lines, phase }) {
   const all = lines.flatMap(shortLines).map((line) => line.replace("steps_done", "all steps are done"));
   const title = isLive(run.state) ? "What is waited for now" : "How it ended";
   const none = phase ? `nothing is waited for; the run is ${phase}` : "nothing is known of it";
-  return card(title, el("ol", { class: "waits" }, (all.length ? all : [none]).map((line) => el("li", {}, visible(line)))));
+  const words = all.some((line) => line.includes("(floor ")) && el("p", { class: "note dim" }, "floor: no token of the group may be of an older version; deadline: the last step that may train it.");
+  return card(title, el("ol", { class: "waits" }, (all.length ? all : [none]).map((line) => el("li", {}, visible(line)))), words);
 }
 
 function splitBar(label, shares, about) {
@@ -124,7 +127,7 @@ function balance(all) {
     el("td", { class: "dim note about" }, about));
   const told = missing.length
     ? el("p", { class: "note problem" }, `This doesn't add up: ${missing.map(([name, many]) => `${many} ${name} are unaccounted for`).join(", ")}. areal-async audit tells more.`)
-    : el("p", { class: "note dim" }, "All that was admitted is in exactly one line: nothing is lost.");
+    : el("p", { class: "note dim" }, "What became of all groups and samples that were admitted. Each is in exactly one line: nothing is lost.");
   return card("The ledger", things.map(bar), told,
     el("div", { class: "scroll" }, el("table", { class: "balance" },
       el("thead", {}, el("tr", {}, el("th", {}, ""), el("th", { class: "number" }, "groups"), el("th", { class: "number" }, "samples"), el("th", { class: "about" }, ""))),

@@ -52,10 +52,10 @@ function line(run, chosen) {
       overlay();
     },
   });
-  const other = run.name === run.key || run.key.startsWith(`${run.name}-`) ? null : el("small", { class: "dim" }, ` ${run.name}`);
+  const other = run.name === run.key || run.key.startsWith(`${run.name}-`) ? null : el("small", { class: "dim" }, " ", el("bdi", {}, run.name));
   return el("tr", {},
     el("td", { class: "pick" }, el("label", {}, pick, at >= 0 ? swatch(`--series-${(at % 7) + 1}`, DASHES[at % DASHES.length]) : null)),
-    el("td", {}, readable ? el("a", { href: address(run.key, "overview"), title: run.folder, dataset: { run: run.key } }, run.key) : run.key, other, run.problem ? el("div", { class: "problem note" }, visible(run.problem)) : null),
+    el("td", {}, readable ? el("a", { href: address(run.key, "overview"), title: run.folder, dataset: { run: run.key } }, el("bdi", {}, run.key)) : el("bdi", {}, run.key), other, run.problem ? el("div", { class: "problem note" }, visible(run.problem)) : null),
     el("td", {}, badge(run.state), run.end ? el("small", { class: "dim" }, " ", run.end.replaceAll("_", " ")) : null),
     el("td", { class: "number" }, run.steps ? `${run.version} of ${run.steps}` : number(run.version)),
     el("td", { class: "number" }, number(run.reward, 3)),

@@ -10,6 +10,13 @@ const SIGNS = { " ": "space", "\t": "tab", "\n": "newline" };
 const SHOWN_CHARACTERS = 4_000; // of a long text, before it is asked for
 const QUOTED_CHARACTERS = 60;
 
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
+
+/** Whether it has letters that are written from right to left. */
+export function isRightToLeft(text) {
+  return RIGHT_TO_LEFT.test(text);
+}
+
 /** Text with a sign for each space, tab and line's end (styled by `.spaces-shown`): a fragment. */
 export function spaced(text) {
   const fragment = document.createDocumentFragment();

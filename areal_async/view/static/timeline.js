@@ -4,10 +4,13 @@ What always holds: three screens are drawn, and only moved while a gesture lasts
 shown is asked of the server at the resolution of the screen, the newest question counts, older answers are dropped. Who
 stands at the right edge of a live run stays there. */
 
-import { clock, colour, duration, el, get, number, of, openStory, place as placeOf, plot, register, setParams, showError, unplot, visible } from "./common.js";
+import { clock, duration, el, get, of, openStory, place as placeOf, plot, register, setParams, showError, unplot, visible } from "./common.js";
 import { listen } from "./gestures.js";
+import { colours, cssOf, listNames } from "./lanes.js";
+import { onPaper } from "./printing.js";
 import { runData } from "./store.js";
 import { about, links, plain } from "./telling.js";
+import { Tip } from "./tip.js";
 import { found, heightOf, indexed, labels, loadPath, rowsOf, spanPaths, statePart, ticks } from "./tracks.js";
 
 const AXIS_PX = 28; // height of the time axis above the rows
@@ -23,8 +26,10 @@ const PAN = 0.2; // of a screen, by a key
 const ZOOM = 1.6; // by a key
 const COME_NEAR = 10; // by a click on spans that are drawn as one
 
-const KEYS = "+ − zoom · ← → move · 0 whole run · ↑ ↓ lane · , and . span · Enter its story";
-const cssOf = (kind) => `--tl-${kind.replaceAll(" ", "-")}`;
+const HINT_MS = 1_500; // how long it is told how to zoom
+
+const WHEEL = `${/^(Mac|iP)/.test(navigator.platform) ? "⌘" : "Ctrl"} + wheel`;
+const KEYS = `${WHEEL} or + − zoom · drag or ← → move · ↑ ↓ lane · , . span · Enter its story`;
 
 class Timeline {
   constructor(container, run, params) {
@@ -40,9 +45,10 @@ class Timeline {
     this.end = [listen(this.chart, this)];
     const key = (event) => this.#key(event);
     document.addEventListener("keydown", key);
-    const sized = new ResizeObserver(() => this.data && this.draw().then(() => this.later()));
+    const again = () => this.data && this.draw().then(() => this.later());
+    const sized = new ResizeObserver(again);
     sized.observe(this.chart);
-    this.end.push(() => document.removeEventListener("keydown", key), () => sized.disconnect());
+    this.end.push(() => document.removeEventListener("keydown", key), () => sized.disconnect(), onPaper(again));
   }
 
   #build(container) {
@@ -53,14 +59,14 @@ class Timeline {
     this.plot = el("div", { class: "tl-plot" });
     this.mark = el("div", { class: "tl-chosen", hidden: true });
     this.chart = el("div", { class: "tl-chart", tabindex: "0", role: "application", "aria-label": `timeline; ${KEYS}`, onblur: () => this.leave() }, this.plot, this.mark);
-    this.tip = el("div", { class: "tl-tip", hidden: true });
+    this.tip = new Tip();
     this.said = el("p", { class: "tl-said", role: "status" });
     container.append(
       el("div", { class: "tl-tools" },
         el("span", { class: "choice" }, button("−", "zoom out (−)", () => this.#zoomed(1 / ZOOM)), button("+", "zoom in (+)", () => this.#zoomed(ZOOM))),
         el("span", { class: "choice" }, button("←", "earlier (←)", () => this.#panned(-PAN)), button("→", "later (→)", () => this.#panned(PAN))),
         button("whole run", "the whole run (0)", () => this.whole()), this.range, el("span", { class: "space" }), el("span", { class: "dim tl-keys" }, KEYS)),
-      this.legend, el("div", { class: "tl-frame" }, this.names, this.chart), this.said, this.tip);
+      this.legend, el("div", { class: "tl-frame" }, this.names, this.chart), this.said, this.tip.element);
   }
 
   close() {
@@ -122,7 +128,7 @@ class Timeline {
     }
     const shown = new Set(data.lanes.filter((lane) => lane.kind === "slot").map((lane) => lane.group));
     this.rows = rowsOf(data.lanes, this.opened ?? shown, this.index);
-    this.#list();
+    listNames(this.names, this.rows, { top: AXIS_PX, chosen: this.chosen?.key, fold: (row) => this.#fold(row) });
     this.#explain();
     if (this.wanted) this.#goTo(this.wanted);
     await this.draw();
@@ -151,7 +157,7 @@ class Timeline {
     const trace = { type: "scatter", mode: "text", x: names.map((name) => name.at), y: names.map((name) => name.y), text: names.map((name) => plain(name.text)), textposition: "middle right", textfont: { size: 10, color: "--tl-label" }, hoverinfo: "skip" };
     const layout = {
       width: SCREENS * width, height, margin: { l: 0, r: 0, t: AXIS_PX, b: 0 }, hovermode: false, dragmode: false, showlegend: false, shapes, uirevision: null, autosize: false,
-      xaxis: { side: "top", range: [window.begin, window.end], tickvals: marks.values, ticktext: marks.values.map((at) => (at < -1e-9 ? "" : clock(at, Math.min(6, marks.digits)))), automargin: false, zeroline: false },
+      xaxis: { side: "top", range: [window.begin, window.end], tickvals: marks.values, ticktext: marks.values.map((at) => (at < 1e-9 ? "" : clock(at, Math.min(6, marks.digits)))), automargin: false, zeroline: false },
       yaxis: { range: [height - AXIS_PX, 0], visible: false, automargin: false, fixedrange: true },
     };
     this.drawn = window;
@@ -229,16 +235,21 @@ class Timeline {
     const hit = this.#hit(x, y);
     this.chart.classList.toggle("over-span", Boolean(hit?.span));
     const text = hit && about(hit, this.data.kinds);
-    this.tip.hidden = !text;
-    if (!text) return;
-    this.tip.replaceChildren(visible(text));
+    if (text) this.#tip(text, x, y);
+    else this.tip.hide();
+  }
+
+  #tip(text, x, y, ms = 0) {
     const box = this.chart.getBoundingClientRect();
-    const left = Math.min(box.left + x + 14, document.documentElement.clientWidth - this.tip.offsetWidth - 4);
-    this.tip.style.transform = `translate(${Math.max(4, left)}px, ${box.top + y + 16}px)`;
+    this.tip.tell(text, box.left + x, box.top + y, ms);
+  }
+
+  scrolled(x, y) {
+    this.#tip(`${WHEEL} zooms`, x, y, HINT_MS);
   }
 
   leave() {
-    this.tip.hidden = true;
+    this.tip.hide();
   }
 
   click(x, y) {
@@ -326,15 +337,6 @@ class Timeline {
 
   // ------------------------------------------------------------------------------------------------- lanes, legend
 
-  #list() {
-    this.names.replaceChildren(...this.rows.map((row) => {
-      const fold = row.opens && el("button", { type: "button", "aria-expanded": String(row.isOpen), "aria-label": `each of the ${row.slots} places for ${row.what} of ${row.group}`, onclick: () => this.#fold(row) }, row.isOpen ? "▾" : "▸");
-      const most = row.load !== null && el("small", { title: `at most ${row.slots} ${row.what} at a time` }, `≤ ${number(row.slots)}`);
-      const style = { top: `${AXIS_PX + row.top}px`, height: `${row.height}px` };
-      return el("div", { class: row.slot ? "tl-name slot" : "tl-name", style, dataset: { key: row.key } }, row.slot ? "" : [fold || el("span", { class: "indent" }), el("span", { title: row.label }, visible(row.label)), most || ""]);
-    }));
-  }
-
   #fold(row) {
     this.opened = new Set(this.opened ?? this.rows.filter((each) => each.isOpen).map((each) => each.group));
     if (!this.opened.delete(row.group)) this.opened.add(row.group);
@@ -351,12 +353,8 @@ class Timeline {
   }
 
   #explain() {
-    const there = new Set(this.data.spans.map((span) => span[3]));
-    const items = new Map(); // by colour: some kinds never stand in one lane, and share theirs
-    const add = (text, name) => items.set(colour(name), { name, texts: [...(items.get(colour(name))?.texts ?? []), text] });
-    this.data.kinds.forEach((kind, at) => there.has(at) && add(kind, cssOf(kind).slice(2)));
-    if (this.data.loads.length) add("how many at a time", "tl-load");
-    this.legend.replaceChildren(...[...items.values()].map(({ name, texts }) => el("li", {}, el("i", { style: { background: `var(--${name})` } }), texts.join(", "))));
+    this.legend.replaceChildren(...colours(this.data));
+    if (this.chosen !== null) return; // it is told there what is chosen
     const { reading } = this.data;
     const part = reading.done ? "" : `; the log is read up to ${duration(this.seconds)}`;
     this.said.replaceChildren(visible(this.seconds ? `${this.data.total.toLocaleString("en")} spans in ${duration(this.seconds)}${part}${reading.problem ? `; ${reading.problem}` : ""}` : `nothing is recorded yet${reading.problem ? `: ${reading.problem}` : ""}`));

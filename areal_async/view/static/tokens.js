@@ -1,12 +1,13 @@
 /* An answer token by token: each is shaded by the version that wrote it, or by what the trainer thought of it; one of
 them is told in full.
 
-What always holds: every token of the answer is an element of its own, in order, whatever its text; what is no training
-data (loss mask 0) is told apart by its form, not by colour alone; switching the shades changes one attribute, so answers
-of 32,000 tokens stay usable. */
+What always holds: every token of the answer is an element of its own, in order from left to right whatever its text (one
+of Arabic or Hebrew letters is written from right to left by itself, and turns no other); what is no training data (loss
+mask 0) is told apart by its form, not by colour alone; switching the shades changes one attribute, so answers of 32,000
+tokens stay usable. */
 
 import { el, number, percent, visible } from "./common.js";
-import { quoted, signed, spaced } from "./text.js";
+import { isRightToLeft, quoted, signed, spaced } from "./text.js";
 
 const CHUNK_TOKENS = 120; // browsers don't lay out a block that isn't seen; blocks end only where a line does
 const VERSION_SHADES = 6; // in style: neighbours differ in hue and, in turn, in lightness
@@ -59,6 +60,7 @@ class TokenView {
     const { versions, mask, logprobs, prox } = this.answer;
     const classes = ["t"];
     if (mask[at] === 0) classes.push("masked");
+    if (isRightToLeft(text)) classes.push("rtl");
     if (versions[at] >= 0) {
       classes.push(`v${this.order.indexOf(versions[at]) % VERSION_SHADES}`);
       const probability = Math.exp(logprobs[at]);

@@ -1,13 +1,16 @@
-/* What Plotly is given for each kind of figure: {traces, layout, keys, x}. keys: for the card's legend.
+/* What Plotly is given for each kind of figure: {traces, layout, keys, x, note}. keys: for the card's legend. note: what
+isn't drawn, in words.
 
 What always holds: one run has a colour a series; several runs have a colour and a dash a run, and the first series is
 the thickest; what was smoothed lies on its faint raw line, and hover tells the raw values. */
 
-import { DASHES, count } from "./common.js";
+import { DASHES, count, duration } from "./common.js";
 import { busyParts, evaluated, evaluationRows, expand, isEvaluation, reader, smoothed } from "./lines.js";
 
 const SINCE = "vh"; // by time, what is told of a step's time holds since the step before
 const FEW = 80; // points of which each is marked
+const PRESSED = 4; // times as long as all others: a first step that would press them flat
+const ENOUGH_STEPS = 5; // to say so
 export const BUSY = [
   { label: "both", colour: "--busy-both" },
   { label: "only the trainer", colour: "--busy-trainer" },
@@ -47,8 +50,21 @@ export function lines(board, figure) {
       keys.push({ ...look, label: name, short: board.overlay, value, dash: isEvaluation(wanted.field) ? "dot" : look.dash, block: wanted.stacked });
     });
   }
+  if (figure.unit === "s" && !figure.log) return { traces, keys, x, ...withoutStart(board.data, figure.series) };
   if (figure.key !== "lag" || board.eta === undefined || !traces.length) return { traces, keys, x, layout: {} };
   return { traces, keys: [...keys, bound(board.eta)], x, layout: { shapes: [{ ...BOUND, xref: "paper", x0: 0, x1: 1, y0: board.eta, y1: board.eta }] } };
+}
+
+/** The first step waits until the engines have started. Where that would press all others flat, it lies above what is
+ * drawn. */
+function withoutStart(data, series) {
+  const most = (rows) => rows.reduce((all, row) => series.map(reader).reduce((one, read) => Math.max(one, read(row) ?? 0), all), 0);
+  const first = most(data.flatMap(({ rows }) => rows.slice(0, 1)));
+  const others = most(data.flatMap(({ rows }) => rows.slice(1)));
+  const steps = Math.max(...data.map(({ rows }) => rows.length));
+  if (steps < ENOUGH_STEPS || !(others > 0) || first < PRESSED * others) return { layout: {} };
+  const note = `The first step, in which the engines start, lies above what is drawn (${duration(first)}).`;
+  return { layout: { yaxis: { range: [0, 1.05 * others] } }, note };
 }
 
 /** The line of a series; its newest value, undefined if there is nothing at all. */
