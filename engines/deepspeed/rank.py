@@ -17,7 +17,7 @@ import traceback
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 import msgspec
 import numpy as np
@@ -243,5 +243,16 @@ def run(spec: TrainerSpec, address: str, secret: str, server_key: str | None = N
     return 0
 
 
+def leave(code: int) -> NoReturn:
+    """End this process, without Python's own end of everything.
+
+    A thread of Gloo lets go of its last tensor some time after the collective call, by Python's lock. Where Python is
+    ending by then, on a busy machine, that aborts a rank whose work is done (github.com/pytorch/pytorch/pull/179291).
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -19,6 +19,7 @@ from areal_async.engines.deepspeed import checkpoint as checkpoint_module
 from areal_async.engines.deepspeed import engine as engine_module
 from areal_async.engines.deepspeed.checkpoint import Checkpoint, save
 from areal_async.engines.deepspeed.model import load_model, whole_tensors
+from areal_async.engines.deepspeed.rank import leave
 from areal_async.engines.deepspeed.step import Trainer
 from tests.trainer.world import make_batch, spec_for
 
@@ -67,6 +68,7 @@ def main() -> None:
     for entry in json.loads(Path(sys.argv[1]).read_text()):
         run(entry, rank, world)
     torch.distributed.destroy_process_group()
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from deepspeed.utils import safe_get_full_grad
 
 from areal_async.engines.deepspeed import engine as engine_module
 from areal_async.engines.deepspeed.model import load_model, save_activations, whole_tensors
+from areal_async.engines.deepspeed.rank import leave
 from areal_async.engines.deepspeed.reference import load_reference
 from tests.trainer.gradients import CPU, UNCLIPPED, take_step
 from tests.trainer.world import spec_for
@@ -66,6 +67,7 @@ def main() -> None:
     for entry in json.loads(Path(sys.argv[1]).read_text()):
         run(entry, rank, world)
     torch.distributed.destroy_process_group()
+    leave(0)
 
 
 if __name__ == "__main__":
