@@ -18,8 +18,6 @@ from areal_async.messages.rewards import Limits
 from areal_async.rewards import cgroups, limits
 from areal_async.rewards.sandbox import Sandbox
 
-from ..waiting import SLACK_S
-
 pytestmark = pytest.mark.slow
 
 FUNCTIONS = '''
@@ -197,7 +195,8 @@ def test_it_ends_by_its_limit_and_leaves_nothing(spec_of_abuse: Callable[..., Re
 
 
 def test_two_hundred_of_them_beside_easy_ones(spec_of_abuse: Callable[..., RewardSpec]) -> None:
-    """In two sandboxes at once: what is to end by its timeout in one, what must not in the other."""
+    """In two sandboxes at once: what is to end by its timeout in one, what must not in the other. How soon after it is
+    for the test above: here all of them have the lowest priority, and the machine is full."""
     kinds = (sorted(EXPECTED.keys() - HOLDS_ONLY_IN_A_GROUP) * 12)[:200]
     spec = spec_of_abuse(timeout_s=8.0, concurrent=4)
     with Sandbox(spec) as hasty, Sandbox(msgspec.structs.replace(spec, timeout_s=2 * PATIENT_S)) as patient:
@@ -216,7 +215,6 @@ def test_two_hundred_of_them_beside_easy_ones(spec_of_abuse: Callable[..., Rewar
                 number, found = sandbox.next_result() or pytest.fail("closed")
                 response = wanted[number]
                 assert found.verdict == ("given" if response == "easy" else EXPECTED[response][0]), (response, found)
-                assert sandbox is patient or found.seconds < 8 + SLACK_S, (response, found)
                 if response == "easy":
                     easy.append(found.seconds)
         assert len(easy) == 400
