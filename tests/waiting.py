@@ -12,7 +12,8 @@ LOOK_S: Final = 0.005
 # Deadlines against what would hang: they cost nothing where all is well, and a busy machine is ten times slower
 DEADLINE_S: Final = 60.0  # of one condition
 PATIENCE_S: Final = 120.0  # of a whole run
-SLACK_S: Final = 10.0  # what an end may take longer on a busy machine than its limit says
+LEFT_S: Final = 20.0  # how long what has just been ended may still be there
+SLACK_S: Final = 2.0  # after its limit, an end is in time
 
 
 async def until(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:

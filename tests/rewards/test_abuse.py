@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
@@ -195,34 +194,23 @@ def test_it_ends_by_its_limit_and_leaves_nothing(spec_of_abuse: Callable[..., Re
 
 
 def test_two_hundred_of_them_beside_easy_ones(spec_of_abuse: Callable[..., RewardSpec]) -> None:
-    """In two sandboxes at once: what is to end by its timeout in one, what must not in the other. How soon after it is
-    for the test above: here all of them have the lowest priority, and the machine is full."""
-    kinds = (sorted(EXPECTED.keys() - HOLDS_ONLY_IN_A_GROUP) * 12)[:200]
-    spec = spec_of_abuse(timeout_s=8.0, concurrent=4)
-    with Sandbox(spec) as hasty, Sandbox(msgspec.structs.replace(spec, timeout_s=2 * PATIENT_S)) as patient:
-        alone = max(found.seconds for sandbox in (hasty, patient) for _, found in results(sandbox, ["easy"] * 20))
-        before = {sandbox.pid: state_of(sandbox.pid) for sandbox in (hasty, patient)}
-        memory = {pid: psutil.Process(pid).memory_info().rss for pid in before}
-        mixed: dict[Sandbox, list[str]] = {hasty: [], patient: []}
-        for abuse in kinds:
-            mixed[hasty if EXPECTED[abuse][0] == "timeout" else patient] += [abuse, "easy", "easy"]
-        for sandbox, wanted in mixed.items():
-            for number, response in enumerate(wanted):
-                sandbox.submit(number, task(response), b"")
-        easy: list[float] = []
-        for sandbox, wanted in mixed.items():
-            for _ in wanted:
-                number, found = sandbox.next_result() or pytest.fail("closed")
-                response = wanted[number]
-                assert found.verdict == ("given" if response == "easy" else EXPECTED[response][0]), (response, found)
-                if response == "easy":
-                    easy.append(found.seconds)
-        assert len(easy) == 400
-        assert sorted(easy)[360] < 1 + 100 * alone  # 0.01 s on a free machine; a few may be held up by others
-        for pid, state in before.items():
-            assert settled(lambda pid=pid, state=state: state_of(pid) == state), (state, state_of(pid))
-            assert psutil.Process(pid).memory_info().rss - memory[pid] < 4 << 20
-    assert groups(hasty.pid) + groups(patient.pid) == []
+    kinds = sorted(EXPECTED.keys() - HOLDS_ONLY_IN_A_GROUP) * 12
+    mixed = [name for abuse in kinds[:200] for name in (abuse, "easy", "easy")]
+    with Sandbox(spec_of_abuse(timeout_s=3.0, concurrent=4)) as sandbox:
+        for _ in results(sandbox, ["easy"] * 20):
+            pass
+        before, memory = state_of(sandbox.pid), psutil.Process(sandbox.pid).memory_info().rss
+        slowest = 0.0
+        for response, found in results(sandbox, mixed):
+            expected = "given" if response == "easy" else EXPECTED[response][0]
+            assert found.verdict == expected, (response, found)
+            assert found.seconds < 4, (response, found)
+            if response == "easy":
+                slowest = max(slowest, found.seconds)
+        assert slowest < 1
+        assert settled(lambda: state_of(sandbox.pid) == before), (before, state_of(sandbox.pid))
+        assert psutil.Process(sandbox.pid).memory_info().rss - memory < 4 << 20
+    assert groups(sandbox.pid) == []
 
 
 @needs_groups

@@ -17,7 +17,7 @@ from areal_async.rewards.code.jailed import Jailed, Launcher, Unavailable
 from areal_async.rewards.sandbox import Sandbox
 from areal_async.rewards.verdicts import Check
 
-from ..waiting import SLACK_S, wait_until
+from ..waiting import LEFT_S, SLACK_S, wait_until
 
 pytestmark = pytest.mark.slow
 # more than a busy machine needs, less than what sleeps in the background
@@ -296,7 +296,7 @@ def test_knowingly_without_a_jail() -> None:
         daemon = f"import subprocess\nsubprocess.Popen(['sleep', '{OWN_SLEEP}'], start_new_session=True)\nprint(5)"
         assert judge(daemon, FIVES).verdict == "right"
         assert judge("import os\nos.kill(os.getppid(), 9)", FIVE).verdict == "crash"
-        wait_until(lambda: not sleeping(), SLACK_S)
+        wait_until(lambda: not sleeping(), LEFT_S)
 
 
 def test_the_same_order_of_sets_each_time(judge: Judge) -> None:
@@ -315,7 +315,7 @@ def test_C19_nothing_is_left_behind(sandbox: Sandbox, judge: Judge) -> None:
         judge(SOME, {"inputs": ["0", "1"], "outputs": ["0", "1"]})
         judge("import os\nos.kill(os.getppid(), 9)", FIVE)
         judge(f"import subprocess\nsubprocess.Popen(['sleep', '{OWN_SLEEP}'], start_new_session=True)\nprint(5)", FIVE)
-    wait_until(lambda: not own.children(recursive=True), SLACK_S)
+    wait_until(lambda: not own.children(recursive=True), LEFT_S)
     assert own.num_fds() == files
     assert not sleeping()
 

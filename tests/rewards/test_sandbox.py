@@ -18,7 +18,7 @@ from areal_async.messages import RewardSpec, ScoreResult, ScoreTask
 from areal_async.rewards import cgroups, limits
 from areal_async.rewards.sandbox import Sandbox
 
-from ..waiting import SLACK_S, wait_until
+from ..waiting import LEFT_S, SLACK_S, wait_until
 
 SpecOf = Callable[..., RewardSpec]
 TaskOf = Callable[..., ScoreTask]
@@ -36,7 +36,7 @@ def result_of(spec_of: SpecOf, task_of: TaskOf, encode: Encode) -> Callable[...,
             found = sandbox.next_result()
             assert found is not None
             assert found[0] == 7
-            wait_until(lambda: not psutil.Process(sandbox.pid).children(recursive=True), SLACK_S)
+            wait_until(lambda: not psutil.Process(sandbox.pid).children(recursive=True), LEFT_S)
             return found[1]
 
     return check
@@ -104,7 +104,7 @@ def test_all_that_a_check_started_ends_with_it(
     found = result_of(f"{function}_with_a_tree", timeout_s=timeout_s, folder=str(tmp_path))
     assert found.verdict == verdict
     assert len(pids_in(tmp_path)) == 3
-    wait_until(lambda: not alive(pids_in(tmp_path)), SLACK_S)
+    wait_until(lambda: not alive(pids_in(tmp_path)), LEFT_S)
 
 
 @pytest.mark.slow
