@@ -83,6 +83,7 @@ def test_eval_of_a_folder_without_a_model(config_file: str, tmp_path: Path, caps
     assert "holds no config.json" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_library_is_light() -> None:
     """`import areal_async`, and even the controller, load no torch, vLLM or transformers."""
     code = (

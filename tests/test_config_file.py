@@ -331,6 +331,7 @@ def test_a_dump_loads_back_equal(config, tmp_path_factory):
     assert load_config(path) == config
 
 
+@pytest.mark.slow
 @given(
     text=st.text(max_size=60) | st.lists(st.sampled_from([*" :-[]{}#'\"&*!|>\n\t", "train", "lr", "1"])).map("".join)
 )

@@ -20,6 +20,7 @@ class Thing:
     """Something that can be in a cycle and be watched."""
 
 
+@pytest.mark.slow
 def test_full_collections_are_rare_and_young_cycles_go() -> None:
     young, middle, _ = gc.get_threshold()
     collect_rarely()

@@ -1,5 +1,6 @@
 """What makes a server stuck or sick, and what doesn't."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ def judge(steps: list[Look]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @given(looks)
 def test_a_server_is_given_up_only_for_a_long_silence_or_for_many_errors_over_a_while(steps: list[Look]) -> None:
     silent_looks = int(STALL_S / 2.0)

@@ -64,6 +64,7 @@ def test_working_ends_in_the_answer_and_lengths_have_a_long_tail(made: ModuleTyp
     assert longest_prompt + lengths[-1] <= made.CONTEXT_TOKENS
 
 
+@pytest.mark.slow
 def test_supervised_data_leave_out_eval_and_cover_only_the_solution(made: ModuleType) -> None:
     tokenizer, held_out = made.build_tokenizer(), {problem.prompt for problem in made.draw_data()[1]}
     batches = made.supervised_batches(random.Random(0))

@@ -303,6 +303,7 @@ async def test_a_log_probability_that_is_none_is_asked_again_and_then_given_up(h
     assert all(prompt == PROMPT for _, _, prompt, _ in asked)
 
 
+@pytest.mark.slow
 async def test_repeats_without_a_token_are_bounded_and_tokens_forgive_them(house: House) -> None:
     house.fleet.lose(house.lives[1], "gone")
     never = [Break(0)] * REPEATS
@@ -335,6 +336,7 @@ async def test_a_connection_that_is_reset_after_the_start_gives_one_answer(house
     assert "3.1-2-0" in house.servers[0]._aborted
 
 
+@pytest.mark.slow
 async def test_answers_in_flight_live_through_a_swap_and_the_next_begins_with_it(house: House) -> None:
     """P23: 16 in flight when the server's weights change; each goes on, old tokens keep their version."""
     house.servers[0].token_s = 0.01  # the first one is not to end before the last one has begun

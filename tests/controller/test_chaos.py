@@ -14,6 +14,7 @@ from areal_async.testing.shrink import shrink
 SETS = st.sets(st.integers(0, 14), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @given(st.integers(5, 15), st.lists(SETS, min_size=1, max_size=3))
 def test_what_is_found_fails_and_nothing_can_be_left_out(size: int, bugs: list[set[int]]) -> None:
     """A planted bug shows when all of its elements are there; there may be several."""

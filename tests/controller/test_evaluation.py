@@ -402,6 +402,7 @@ async def test_evaluations_need_data(make_config: Make, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 async def test_a_fresh_server_tells_pass_at_k(make_config: Make, model: Path) -> None:
     config = make_config("eval.samples=4", "eval.limit=5")
     result = await evaluate(config, model, progress=lambda done, of: None, recipes=scripted())

@@ -338,6 +338,7 @@ async def test_a_trainer_that_was_started_again_is_in_no_communicator(world: Wor
         assert "/init_weight_transfer_engine" in server.calls
 
 
+@pytest.mark.slow
 async def test_without_one_that_does_not_ask_and_with_it_again(world: World) -> None:
     one, two = await world.server("0"), await world.server("1")
     await world.publish(1)

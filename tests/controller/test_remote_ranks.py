@@ -104,6 +104,7 @@ async def test_missing_ranks_are_named(make_config: Make) -> None:
                 await hand.ended()
 
 
+@pytest.mark.slow
 async def test_a_rank_too_many_is_told(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(LISTEN, "train.ranks=1")
     async with Controller(config, recipes=scripted()) as run:

@@ -163,6 +163,7 @@ class Broken:
         raise ZeroDivisionError("the workflow's own mistake")
 
 
+@pytest.mark.slow
 async def test_a_workflow_that_raises_stops_the_run_with_its_traceback(make_config: Make) -> None:
     with pytest.raises(RunFailed, match=r"(?s)group 0.*ZeroDivisionError: the workflow's own mistake"):
         async with Controller(make_config("rollout.retries=1"), workflow=Broken(), recipes=scripted()) as run:

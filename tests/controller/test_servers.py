@@ -170,6 +170,7 @@ async def test_a_swap_that_fails(opened: Opened, stage: str, fault: Fault) -> No
         await asyncio.gather(answer, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_in_its_swap_is_lost_and_nothing_else(opened: Opened) -> None:
     async with opened() as bench:
         bench.scripted.calls.clear()

@@ -73,6 +73,7 @@ def test_a_checkpoint_comes_after_its_version_is_published_and_only_training_wai
     assert [type(command) for command in world.answer(("checkpoint", "2"))] == [Release, Train]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_due_after_a_while_too() -> None:
     world = begin(checkpoint_s=50.0, max_staleness=0)
     while not world.find("checkpoint"):

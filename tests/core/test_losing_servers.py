@@ -304,6 +304,7 @@ def caught() -> int:
     return count
 
 
+@pytest.mark.slow
 def test_with_its_rules_whole_nothing_is_noticed() -> None:
     for seed in range(ALL_WALKS):
         walk(seed)

@@ -203,6 +203,7 @@ def test_a_torn_end_of_the_payloads_is_cut_too(tmp_path: Path, caplog: pytest.Lo
     assert f"{path}: torn end: the last 5 bytes, from offset {ref.offset} on" in caplog.text
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_an_error_with_its_offset(tmp_path: Path) -> None:
     path = a_log(tmp_path, Woke(at=1.0), done(), Woke(at=2.0))
     whole = path.read_bytes()

@@ -427,6 +427,7 @@ def test_rules_that_this_core_cannot_go_by_are_said_in_one_line(tmp_path: Path) 
         begin(tmp_path, rules)
 
 
+@pytest.mark.slow
 def test_a_resume_refuses_where_replay_finds_the_difference(tmp_path: Path) -> None:
     """One mechanism leads a core through a log."""
     records = bodies(WAIT)

@@ -207,6 +207,7 @@ def test_a_sandbox_that_was_killed_leaves_nothing_when_it_is_closed(
     assert folder is None or list(folder.glob(f"{cgroups.NAME}.*.{sandbox.pid}.*")) == []
 
 
+@pytest.mark.slow
 def test_a_check_that_kills_the_sandbox_only_fails_itself(spec_of: SpecOf, task_of: TaskOf, encode: Encode) -> None:
     with Sandbox(spec_of("kills_its_parent")) as sandbox:
         for number in range(2):
@@ -216,6 +217,7 @@ def test_a_check_that_kills_the_sandbox_only_fails_itself(spec_of: SpecOf, task_
             assert (found[0], found[1].verdict) == (number, "infrastructure")
 
 
+@pytest.mark.slow
 def test_no_descriptor_is_left_open(spec_of: SpecOf, task_of: TaskOf, encode: Encode) -> None:
     with Sandbox(spec_of("mixed", timeout_s=0.1)) as sandbox:
         counts = []
@@ -228,6 +230,7 @@ def test_no_descriptor_is_left_open(spec_of: SpecOf, task_of: TaskOf, encode: En
         assert counts[0] == counts[1]
 
 
+@pytest.mark.slow
 def test_long_answers_pass(spec_of: SpecOf, task_of: TaskOf, encode: Encode) -> None:
     with Sandbox(spec_of("length", concurrent=2)) as sandbox:
         for number in range(8):

@@ -87,6 +87,7 @@ async def test_it_leaves_at_goodbye(folder: Path, spec_of: SpecOf, task_of: Task
         assert child.tail() == ""
 
 
+@pytest.mark.slow
 async def test_what_is_no_check_is_answered_with_an_error(
     folder: Path, spec_of: SpecOf, task_of: TaskOf, encode: Encode
 ) -> None:

@@ -37,6 +37,7 @@ def gradient(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
     return result.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradients_are_the_same_and_layers_run_twice(name: str, tmp_path: Path) -> None:
     model = load_model(str(save_tiny_model(tmp_path, CONFIGS[name])), "float32", CPU)

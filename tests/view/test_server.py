@@ -325,6 +325,7 @@ async def test_a_broken_status_is_a_problem_of_its_run(runs: Path) -> None:
         assert (await asked.overview("first")).run.state == "ended"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("single", [False, True])
 async def test_a_folder_that_is_removed_while_somebody_looks(runs: Path, single: bool) -> None:
     async with asking(runs / "first" if single else runs) as asked:
