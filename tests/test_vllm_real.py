@@ -7,7 +7,6 @@ pass is the judge), also for the rest of an answer that was under way; and each 
 import asyncio
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -128,7 +127,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[Running]:
             yield Running(f"unix:{folder}/s", model, start, request.param == "tied")
         finally:
             end(process)
-            shutil.copy(f"{folder}/log", os.environ.get("VLLM_TEST_LOG", os.devnull))
     wait_until(lambda: set(os.listdir("/dev/shm")) <= shared_before, 20)
 
 
