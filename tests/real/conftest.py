@@ -140,6 +140,15 @@ def is_server(process: psutil.Process) -> bool:
     )
 
 
+def is_rank(process: psutil.Process) -> bool:
+    """Whether it is a rank of the trainer, not who starts it."""
+    try:
+        command = process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+    return command[-6:-4] == ["-m", "areal_async.engines.deepspeed.rank"] and "torch.distributed.run" not in command
+
+
 def metrics(tmp_path: Path) -> Path:
     """`metrics.jsonl` of the only run under this folder (may not be there yet)."""
     found = list((tmp_path / "runs").glob("*/metrics.jsonl"))

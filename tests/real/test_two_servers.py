@@ -13,8 +13,11 @@ from areal_async.config import Config
 from areal_async.controller import Controller, RunResult
 from areal_async.log.reader import read_payload, read_records
 from areal_async.messages import Joined, Lost, Note, Published, Restart, Swap, Swapped, Train
+from areal_async.rollout.fleet import Fleet
 from areal_async.rollout.types import Completion, Sampling
 from areal_async.rollout.vllm_http import VllmClient
+
+from ..waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +59,7 @@ async def test_a_server_killed_in_the_middle_of_answers(
             restarts += row.restarts  # its death was noticed; until then it is there, as before
             servers = run._parts._servers
             if killing is None and "1" in servers._lives:
-                killing = asyncio.create_task(_kill_in_the_middle(servers._lives["1"]))
+                killing = asyncio.create_task(_kill_in_the_middle(servers._lives["1"], servers.fleet))
             live = servers.fleet._live.get("1")
             back_at = back_at or (row.step if restarts and live is not None and live.version > 1 else 0)
             if back_at and row.step > back_at + 2:
@@ -80,10 +83,15 @@ async def test_a_server_killed_in_the_middle_of_answers(
     assert next(e for e in after if isinstance(e, Swapped) and e.server == "1").version == told.version
 
 
-async def _kill_in_the_middle(life: Any) -> None:
-    """Kill the server's process once it is in the middle of several answers."""
-    while sum(answer.length >= 16 for answer, _ in life.client._running.values()) < 4:  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
+async def _kill_in_the_middle(life: Any, fleet: Fleet) -> None:
+    """Kill the server's process in the middle of several answers, once the other one could go on with them."""
+
+    def now() -> bool:
+        other, live = fleet._live.get("0"), fleet._live.get("1")
+        both = other is not None and live is not None and other.version >= live.version
+        return both and sum(answer.length >= 16 for answer, _ in life.client._running.values()) >= 4
+
+    await until(now, LIMIT_S)
     os.kill(life.child.pid, signal.SIGKILL)
 
 
