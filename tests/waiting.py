@@ -1,6 +1,7 @@
 """Waiting in tests: for what has no event, and for an answer that is held back on purpose."""
 
 import asyncio
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Final
@@ -30,6 +31,15 @@ def wait_until(condition: Callable[[], bool], deadline_s: float) -> float:
         assert time.monotonic() - begin < deadline_s, "waited too long"
         time.sleep(LOOK_S)
     return time.monotonic() - begin
+
+
+def ends_well_unread(process: "subprocess.Popen[bytes]") -> None:
+    """Whoever reads what it prints has enough before the first letter: that is no error, and nothing is said of it."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(DEADLINE_S) == 0
 
 
 class Straggler:

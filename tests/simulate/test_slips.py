@@ -18,6 +18,7 @@ from areal_async.messages import SampleDone
 from areal_async.simulate import happened as happening
 from areal_async.simulate.happened import happened
 
+from ..waiting import ends_well_unread
 from .test_cli_simulate import PLAN
 from .test_plan import wrong
 
@@ -167,11 +168,7 @@ def test_a_log_without_its_arrays_is_read_once(tmp_path: Path, monkeypatch: pyte
 def test_whoever_reads_along_may_have_enough(plan: str, options: list[str]) -> None:
     command = [sys.executable, "-m", "areal_async", "simulate", plan, "sweep.seed=[1,2]", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait(60) == 0
+        ends_well_unread(process)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from areal_async import cli
 from areal_async.messages import AnyRecord, SampleDone, Score, Scored, StartSample
 
 from ..audit_lies import true_log
+from ..waiting import ends_well_unread
 from .written import write
 
 WAIT = Path(__file__).parent.parent / "logs" / "wait-gone-back-resumed"
@@ -145,11 +146,7 @@ def test_whoever_reads_along_may_have_enough(run_folder: Path, command: str) -> 
     """The exit code is that of the whole."""
     name, *options = command.split()
     with areal(name, run_folder, *options) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait(60) == 0
+        ends_well_unread(process)
 
 
 @pytest.mark.slow
