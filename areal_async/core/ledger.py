@@ -6,7 +6,7 @@ the run began with. Counts change in one place only, `move_group` and `move_samp
 Things whose life is over are counted, not kept (the log has them); nothing here takes longer because more is in flight.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from areal_async.core import admission
@@ -17,7 +17,6 @@ from areal_async.messages import GroupId, Rules, SampleDone, SampleId, Version, 
 OUTSTANDING: Final = ("admitted", "running", "scored", "ready")
 SAMPLE_OUTSTANDING: Final = ("waiting", "running", "held", "scoring", "scored")
 OVER: Final = ("trained", "filtered", "stale", "failed", "cancelled")
-IN_FLIGHT: Final = ("waiting", "running")  # samples that take up a place at a server
 
 
 class Sample(Thing):
@@ -82,7 +81,7 @@ class Ledger:
         self.rules = rules
         self.step = 0
         self.admitted = 0
-        self.in_flight = 0  # samples that have a place at a server, or will as soon as their prompt is read
+        self.outstanding = 0  # groups
         self.groups: dict[GroupId, Group] = {}
         self.samples: dict[SampleId, Sample] = {}
         self._counts = dict.fromkeys(GROUP.table, 0)
@@ -94,9 +93,10 @@ class Ledger:
         self._refused: tuple[int, Rules] | None = None
 
     @property
-    def outstanding(self) -> int:
-        counts = self._counts
-        return counts["admitted"] + counts["running"] + counts["scored"] + counts["ready"]
+    def in_flight(self) -> int:
+        """Samples that have a place at a server, or will as soon as their prompt is read."""
+        counts = self._sample_counts
+        return counts["waiting"] + counts["running"]
 
     @property
     def ready(self) -> int:
@@ -139,15 +139,26 @@ class Ledger:
         self._counts["admitted"] += 1
         self._sample_counts["waiting"] += size
         self._outstanding.setdefault(last_step, {})[group.id] = group
-        self.in_flight += size
+        self.outstanding += 1
         return group
 
     def move_sample(self, sample: Sample, state: str, at: float, why: str = "", *words: Word) -> None:
         old = sample.state
-        sample.move(state, at, why, *words)
+        sample.happen((at, state, why, words))
         self._sample_counts[old] -= 1
         self._sample_counts[state] += 1
-        self.in_flight += (state in IN_FLIGHT) - (old in IN_FLIGHT)
+
+    def move_samples(self, of: Iterable[Group], old: str, state: str, at: float, why: str = "", *words: Word) -> None:
+        """All samples of these groups that are in state `old`."""
+        happening = (at, state, why, words)
+        count = 0
+        for group in of:
+            for sample in group.samples:
+                if sample.state == old:
+                    sample.happen(happening)
+                    count += 1
+        self._sample_counts[old] -= count
+        self._sample_counts[state] += count
 
     def move_group(self, group: Group, state: str, at: float, why: str = "", *words: Word) -> None:
         old = group.state
@@ -212,13 +223,11 @@ class Ledger:
             for sample in group.samples:
                 self.samples[sample.id] = sample
 
-    def hand_over(self, groups: Iterable[Group], at: float) -> None:
+    def hand_over(self, groups: Collection[Group], at: float) -> None:
         """They are the next step: from now on they are handed to training."""
         for group in groups:
             self.move_group(group, "training", at, "step {}", self.step)
-            for sample in group.samples:
-                if sample.state == "scored":
-                    self.move_sample(sample, "training", at, "step {}", self.step)
+        self.move_samples(groups, "scored", "training", at, "step {}", self.step)
         self.step += 1
 
     def choose_batch(self) -> list[Group]:
@@ -259,6 +268,7 @@ class Ledger:
     def _leave(self, group: Group) -> None:
         """It is outstanding no longer: its place and its deadline are free."""
         self._refused = None
+        self.outstanding -= 1
         same = self._outstanding[group.deadline]
         del same[group.id]
         if not same:

@@ -7,7 +7,6 @@ Why tables: lost and doubled samples come from a transition that nobody had writ
 can't happen; it raises `IllegalTransition` with the story of the thing.
 """
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final, TypeAlias
@@ -40,21 +39,30 @@ class Thing:
     def __init__(self, label: str, at: float, why: str = "", *words: Word) -> None:
         self.label = label
         self.state = self.lifecycle.start
-        self.happenings: deque[Happening] = deque(((at, self.state, why, words),), maxlen=STORY_LENGTH)
+        self.happenings: list[Happening] = [(at, self.state, why, words)]
 
     def move(self, state: str, at: float, why: str = "", *words: Word) -> None:
         """Go over to `state`. Raises IllegalTransition, with the story, where the table doesn't have it."""
+        self.happen((at, state, why, words))
+
+    def happen(self, happening: Happening) -> None:
+        """`move`, where several things share what is told of it."""
+        state = happening[1]
         if state not in self.lifecycle.table[self.state]:
+            at, state, why, words = happening
             raise IllegalTransition(
                 f"{self.label} can't go from {self.state} to {state}"
                 f" (at {at:.3f} s: {why.format(*words)}). This is an error of areal-async. Its story:\n{self.story()}"
             )
         self.state = state
-        self.happenings.append((at, state, why, words))
+        self.happenings.append(happening)
+        if len(self.happenings) > STORY_LENGTH:
+            del self.happenings[0]
 
     def note(self, at: float, why: str, *words: Word) -> None:
         """Something happened that left the state as it is."""
         self.happenings.append((at, self.state, why, words))
+        del self.happenings[:-STORY_LENGTH]
 
     @property
     def state_since(self) -> float:

@@ -135,9 +135,7 @@ class Trainer(Restarted):
         groups = self._plans[self.version]
         for group in groups:
             self._ledger.move_group(group, "trained", event.at, "step {} {}", event.step, event.skipped)
-            for sample in group.samples:
-                if sample.state == "training":
-                    self._ledger.move_sample(sample, "trained", event.at)
+        self._ledger.move_samples(groups, "training", "trained", event.at)
         self._ledger.drop(groups)
         self.version += 1
         if event.skipped:
@@ -300,9 +298,7 @@ class Trainer(Restarted):
             self._ledger.keep(groups)
             for group in groups:
                 self._ledger.move_group(group, "training", event.at, "back to version {}", event.to)
-                for sample in group.samples:
-                    if sample.state == "trained":
-                        self._ledger.move_sample(sample, "training", event.at)
+            self._ledger.move_samples(groups, "trained", "training", event.at)
         self._checkpoints = [version for version in self._checkpoints if version <= event.to]
         self._skipped = [step for step in self._skipped if step < event.to]
         self._tried = None
