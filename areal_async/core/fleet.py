@@ -40,7 +40,7 @@ class Server(Restarted):
     lifecycle = SERVER
 
     def __init__(self, name: str, at: float) -> None:
-        super().__init__(f"server {name}", name, at)
+        super().__init__(name, at)
         self.version: Version = -1
         self.branch = -1
         self.load = 0
@@ -190,7 +190,7 @@ class Fleet:
         """The next wave: servers that have no weights yet first, then those with the oldest, so that none is left
         behind however often new weights come; of equals the one with least to do, since who has the newest weights
         first gets all groups that only they have room for."""
-        if self.newest is None or self._loading >= min(self._rules.wave, len(self._behind)):
+        if self.newest is None or self._loading >= len(self._behind) or self._loading >= self._rules.wave:
             return []  # who loads isn't up to date, so where all that aren't load, nobody is left
         wanted = (self._branch, self.newest)
         behind = sorted(filter(_may_swap, self._behind), key=_turn)
@@ -251,13 +251,18 @@ class Fleet:
         for. Else the one that is swapped first in each wave would get every group that only newer weights have room
         for, and the others none. One that was started again isn't waited for: it may need long, and has no load; nor is
         a wave that takes long, which may hang. (Nobody has to wake: who is ahead has samples, which come to an end.)"""
-        return at - self._published_at < FAIR_S and any(
-            other.load + samples <= server.load
-            and (other.branch, other.version) < (server.branch, server.version)
-            and (other.branch == self._branch or not other.incarnation)
-            and _swaps_soon(other)
-            for other in self._behind
-        )
+        if at - self._published_at >= FAIR_S:
+            return False
+        most, held = server.load - samples, (server.branch, server.version)
+        for other in self._behind:  # the load first: it rules out nearly all
+            if (
+                other.load <= most
+                and (other.branch, other.version) < held
+                and (other.branch == self._branch or not other.incarnation)
+                and _swaps_soon(other)
+            ):
+                return True
+        return False
 
     def find(self, name: str) -> Server:
         server = self.servers.get(name)

@@ -26,10 +26,11 @@ class Sample(Thing):
 
     __slots__ = ("attempt", "done", "failures", "group", "has_come", "id", "incarnation", "member", "reward", "server")
     lifecycle = SAMPLE
+    id: SampleId
 
     def __init__(self, group: "Group", member: int, at: float) -> None:
-        self.id: SampleId = sample_id(group.id, member)
-        super().__init__(f"sample {self.id}", at)
+        self.id = sample_id(group.id, member)
+        super().__init__(at)
         self.group = group
         self.member = member
         self.attempt = 0
@@ -48,6 +49,7 @@ class Group(Thing):
 
     __slots__ = ("deadline", "floor", "id", "incarnation", "lost", "open", "position", "samples", "server")
     lifecycle = GROUP
+    id: GroupId
 
     def __init__(
         self,
@@ -60,10 +62,8 @@ class Group(Thing):
         size: int,
         at: float,
     ) -> None:
-        super().__init__(
-            f"group {number}", at, "position {}, floor {}, deadline {}, server {}", position, floor, last_step, server
-        )
         self.id = number
+        super().__init__(at, "position {}, floor {}, deadline {}, server {}", position, floor, last_step, server)
         self.position = position
         self.server = server
         self.incarnation = incarnation
@@ -81,7 +81,6 @@ class Ledger:
         self.rules = rules
         self.step = 0
         self.admitted = 0
-        self.outstanding = 0  # groups
         self.groups: dict[GroupId, Group] = {}
         self.samples: dict[SampleId, Sample] = {}
         self._counts = dict.fromkeys(GROUP.table, 0)
@@ -91,6 +90,11 @@ class Ledger:
         # step and rules for which these two hold no batch, so that it isn't looked for again at every event; that one
         # more group is outstanding changes nothing, for it can only stay behind, too
         self._refused: tuple[int, Rules] | None = None
+
+    @property
+    def outstanding(self) -> int:
+        counts = self._counts
+        return counts["admitted"] + counts["running"] + counts["scored"] + counts["ready"]
 
     @property
     def in_flight(self) -> int:
@@ -139,7 +143,6 @@ class Ledger:
         self._counts["admitted"] += 1
         self._sample_counts["waiting"] += size
         self._outstanding.setdefault(last_step, {})[group.id] = group
-        self.outstanding += 1
         return group
 
     def move_sample(self, sample: Sample, state: str, at: float, why: str = "", *words: Word) -> None:
@@ -268,7 +271,6 @@ class Ledger:
     def _leave(self, group: Group) -> None:
         """It is outstanding no longer: its place and its deadline are free."""
         self._refused = None
-        self.outstanding -= 1
         same = self._outstanding[group.deadline]
         del same[group.id]
         if not same:

@@ -31,15 +31,20 @@ class Lifecycle:
 
 
 class Thing:
-    """Something with a life cycle. label: how people call it, such as "sample 1307.5"."""
+    """Something with a life cycle. id: it has one before anything is told of it."""
 
-    __slots__ = ("happenings", "label", "state")
+    __slots__ = ("happenings", "state")
     lifecycle: ClassVar[Lifecycle]
+    id: str | int
 
-    def __init__(self, label: str, at: float, why: str = "", *words: Word) -> None:
-        self.label = label
+    def __init__(self, at: float, why: str = "", *words: Word) -> None:
         self.state = self.lifecycle.start
         self.happenings: list[Happening] = [(at, self.state, why, words)]
+
+    @property
+    def label(self) -> str:
+        """How people call it, such as "sample 1307.5"."""
+        return f"{self.lifecycle.name} {self.id}"
 
     def move(self, state: str, at: float, why: str = "", *words: Word) -> None:
         """Go over to `state`. Raises IllegalTransition, with the story, where the table doesn't have it."""

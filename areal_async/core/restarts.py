@@ -20,10 +20,11 @@ class Restarted(Thing):
     """
 
     __slots__ = ("_works_since", "id", "restart_at", "restarts", "since", "why")
+    id: str
 
-    def __init__(self, label: str, name: str, at: float) -> None:
-        super().__init__(label, at)
+    def __init__(self, name: str, at: float) -> None:
         self.id = name
+        super().__init__(at)
         self.restarts = 0
         self.restart_at: float | None = None
         self.since = at

@@ -61,7 +61,7 @@ class Trainer(Restarted):
     lifecycle = TRAINER
 
     def __init__(self, rules: Rules, ledger: Ledger, fleet: Fleet, at: float) -> None:
-        super().__init__("trainer", "trainer", at)
+        super().__init__("trainer", at)
         self._rules = rules
         self._ledger = ledger
         self._fleet = fleet
@@ -79,6 +79,10 @@ class Trainer(Restarted):
         self.first_loss = ""
         self.failed_checkpoints = 0
         self.checkpoint_failure = ""
+
+    @property
+    def label(self) -> str:
+        return "trainer"
 
     @property
     def makes_checkpoints(self) -> bool:

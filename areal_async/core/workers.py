@@ -19,7 +19,7 @@ class Worker(Restarted):
     lifecycle = REWARD_WORKER
 
     def __init__(self, name: str, at: float) -> None:
-        super().__init__(f"reward worker {name}", name, at)
+        super().__init__(name, at)
         self._works_since = at
 
 

@@ -112,8 +112,7 @@ class _Engine:
         self._when_ended = {server.name: partial(self._answers_end, server) for server in self._servers}
         self._lost_at: dict[str, float] = {}
         self._swaps: dict[str, Swap] = {}  # under way, by server
-        self._running: dict[SampleId, Answering] = {}
-        self._finished: dict[SampleId, Answering] = {}
+        self._answers: dict[SampleId, Answering] = {}  # until they are trained, or not wanted any more
         self._looking: list[Answering] = []  # for a server that holds their floor
         self._workers_free: deque[float] = deque(maxlen=cluster.rewards.workers)  # when each is, the earliest first
         self._checks: deque[Scored] = deque()  # all checks take as long, so they end in the order in which they began
@@ -160,7 +159,7 @@ class _Engine:
                 act()
             else:
                 raise RunFailed(f"nothing can happen any more at {self._now:g} s: {self._core.waiting(self._now)}")
-        left = sum(answer.length for answer in self._finished.values())
+        left = sum(answer.length for answer in self._answers.values() if answer.ended)
         return self._tally.figures(self._now, self._end, self._servers, left, self._core.balance())
 
     def _handle(self, event: AnyEvent) -> None:
@@ -205,7 +204,7 @@ class _Engine:
         group, _, member = command.sample.partition(".")
         what = self._cluster.answers.answer(int(group), int(member), command.attempt)
         self._order += 1
-        answer = self._running[command.sample] = Answering(
+        answer = self._answers[command.sample] = Answering(
             command.sample, command.attempt, int(group), command.floor, what, self._order
         )
         self._ask(answer, command.server)
@@ -227,8 +226,6 @@ class _Engine:
             return  # its pace has changed meanwhile
         for answer in server.end(self._now):
             answer.past = server.spans(answer)
-            del self._running[answer.sample]
-            self._finished[answer.sample] = answer
             self._tally.finished(answer)
             oldest, newest = answer.versions()
             heard_at = self._now + self._cluster.server.request_s
@@ -254,7 +251,7 @@ class _Engine:
         begins = max(self._now, free[0]) if len(free) == rewards.workers else self._now
         ends = begins + rewards.check_s
         free.append(ends)  # the worker that gets this check falls out
-        reward = self._finished[command.sample].reward
+        reward = self._answers[command.sample].reward
         verdict: Verdict = "infrastructure" if reward is None else "right" if reward > 0 else "wrong"
         self._checks.append(
             Scored(at=ends, sample=command.sample, attempt=command.attempt, verdict=verdict, reward=reward)
@@ -262,9 +259,10 @@ class _Engine:
 
     def _cancel(self, command: Cancel) -> None:
         """(A check goes on: the time of a worker, for what nobody waits for.)"""
-        answer = self._running.pop(command.sample, None)
-        if answer is None:
+        answer = self._answers[command.sample]
+        if answer.ended:
             return  # it is being checked
+        del self._answers[command.sample]
         if answer.server is None:
             self._looking.remove(answer)
             tokens = answer.kept
@@ -277,7 +275,7 @@ class _Engine:
 
     def _forget(self, command: Forget) -> None:
         for sample in command.samples:
-            answer = self._finished.pop(sample, None)
+            answer = self._answers.pop(sample, None)
             if answer is None:
                 continue  # it was trained
             if self._stale:
@@ -291,7 +289,7 @@ class _Engine:
     # ------------------------------------------------------------------------------------------------------ the trainer
 
     def _train(self, command: Train) -> None:
-        batch = [self._finished.pop(entry.sample) for entry in command.samples]
+        batch = [self._answers.pop(entry.sample) for entry in command.samples]
         self._tally.train(self._now, command, batch)
         self._stale = self._rules.when_older == "drop"
         lengths = [answer.prompt + answer.length for answer in batch]

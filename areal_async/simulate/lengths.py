@@ -9,7 +9,6 @@ of its draw (a Gaussian copula: members of a group may be alike).
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import exp, inf, log, sqrt
 from statistics import NormalDist
@@ -18,6 +17,7 @@ from typing import Final, NamedTuple, Protocol
 from areal_async.simulate.models import Answer
 
 _NORMAL: Final = NormalDist()
+_inverse: Final = _NORMAL.inv_cdf
 _MASK: Final = (1 << 64) - 1
 _TOP: Final = 1 << 53  # a float's whole numbers end here: the draws are (k + 1/2) / 2^53, never 0 or 1
 _Z95: Final = _NORMAL.inv_cdf(0.95)
@@ -134,25 +134,35 @@ class Drawn:
     _own: float = field(init=False)  # weights of an answer's own draw and of its group's
     _shared: float = field(init=False)
     _succeed: float = field(init=False)  # draws below it do
+    _latest: list["_Group"] = field(init=False, compare=False)  # the one that was drawn last: its members come together
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_own", sqrt(1 - self.alike))
         object.__setattr__(self, "_shared", sqrt(self.alike))
         below = _NORMAL.inv_cdf(self.success) if 0 < self.success < 1 else (-inf if self.success <= 0 else inf)
         object.__setattr__(self, "_succeed", below)
+        object.__setattr__(self, "_latest", [self._group(0)])
 
     def answer(self, group: int, member: int, attempt: int) -> Answer:
-        own, shared = self._own, self._shared
-        drawn = _of_group(self.seed, group)
+        drawn = self._latest[0]
+        if drawn.group != group:
+            drawn = self._latest[0] = self._group(group)
         sample = _hash(_hash(drawn.state, member), attempt)
-        normal = own * _normal(sample, 0) + shared * drawn.length
-        wanted = max(1, round(self.lengths.at(normal) * max(0.0, 1 + self.growth * (group // self.batch_groups))))
-        truncated = wanted > self.max_new_tokens
-        return Answer(
-            prompt_tokens=self._prompt(drawn.prompt),
-            length=min(wanted, self.max_new_tokens),
-            truncated=truncated,
-            reward=0.0 if truncated or own * _normal(sample, 1) + shared * drawn.success >= self._succeed else 1.0,
+        wanted = max(1, round(self.lengths.at(self._own * _normal(sample, 0) + drawn.length) * drawn.growth))
+        if wanted > self.max_new_tokens:
+            return Answer(drawn.prompt, self.max_new_tokens, truncated=True, reward=0.0)
+        succeeds = self._own * _normal(sample, 1) + drawn.success < self._succeed
+        return Answer(drawn.prompt, wanted, truncated=False, reward=1.0 if succeeds else 0.0)
+
+    def _group(self, group: int) -> "_Group":
+        drawn = _hash(self.seed ^ _GROUP, group)
+        return _Group(
+            group=group,
+            state=_hash(self.seed, group),
+            length=self._shared * _normal(drawn, 0),
+            success=self._shared * _normal(drawn, 1),
+            prompt=self._prompt(_normal(drawn, 2)),
+            growth=max(0.0, 1 + self.growth * (group // self.batch_groups)),
         )
 
     def _prompt(self, normal: float) -> int:
@@ -174,27 +184,24 @@ _GROUP: Final = 0x67726F7570  # draws of a group aren't those of any sample of i
 
 
 class _Group(NamedTuple):
-    """Draws that the samples of a group share. state: from which their own come. The others: standard normal."""
+    """What the samples of a group share. state: from which their own draws come. length, success: its part of their
+    normal numbers. prompt: tokens. growth: times as long as the first groups' answers."""
 
+    group: int
     state: int
     length: float
     success: float
-    prompt: float
-
-
-@lru_cache(maxsize=64)  # the samples of a group are asked for one after another
-def _of_group(seed: int, group: int) -> _Group:
-    drawn = _hash(seed ^ _GROUP, group)
-    return _Group(_hash(seed, group), _normal(drawn, 0), _normal(drawn, 1), _normal(drawn, 2))
+    prompt: int
+    growth: float
 
 
 def _normal(state: int, stream: int) -> float:
-    return _NORMAL.inv_cdf(((_hash(state, stream) >> 11) + 0.5) / _TOP)
+    return _inverse(((_hash(state, stream) >> 11) + 0.5) / _TOP)
 
 
 def _hash(state: int, number: int) -> int:
     """SplitMix64 (Steele, Lea, Flood 2014): its output function over the state and a counter."""
-    value = ((state & _MASK) + (number + 1) * 0x9E3779B97F4A7C15) & _MASK
+    value = (state + (number + 1) * 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)

@@ -31,10 +31,10 @@ class Answering:
     """An answer on its way. floor: the lowest version that may draw it. order: in which answers were asked for. asked:
     version of its server when it was asked there. kept: tokens of earlier servers, which were lost; arrived: of the
     last of them. past: their versions, and those of all tokens once it has ended. begun, mark: the server's clock
-    before its first and after its last token. over: it was cancelled."""
+    before its first and after its last token. ended: it has its length. over: it was cancelled."""
 
     __slots__ = (
-        "arrived", "asked", "attempt", "begun", "floor", "group", "kept", "length", "mark", "order", "over", "past",
+        "arrived", "asked", "attempt", "begun", "ended", "floor", "group", "kept", "length", "mark", "order", "over", "past",
         "prompt", "reward", "running", "sample", "server", "truncated",
     )  # fmt: skip
 
@@ -52,7 +52,7 @@ class Answering:
         self.kept = self.arrived = 0
         self.asked: Version = -1
         self.begun = self.mark = 0.0
-        self.running = self.over = False
+        self.running = self.ended = self.over = False
         self.server: Server | None = None
 
     def versions(self) -> tuple[Version, Version]:
@@ -203,6 +203,7 @@ class Server:
             answer = heappop(ends)[2]
             if not answer.over:
                 self._leave(answer, answer.length)
+                answer.ended = True
                 ended.append(answer)
         self.changed = True
         return ended

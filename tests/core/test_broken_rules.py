@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from areal_async.core import admission, batches, groups, shaping
 from areal_async.core.fleet import Fleet
 from areal_async.core.ledger import Group, Ledger
-from areal_async.core.lifecycle import Thing
+from areal_async.core.lifecycle import Happening, Thing
 from areal_async.core.trainer import Trainer
 from areal_async.errors import IllegalTransition
 from areal_async.messages import Fail, Finish, Forget, Publish, StepDone
@@ -119,10 +119,10 @@ def a_batch_is_trained_twice(patch: pytest.MonkeyPatch) -> None:
 def a_batch_is_trained_twice_and_tables_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     a_batch_is_trained_twice(patch)
 
-    def move(self: Thing, state: str, at: float, why: str = "", *words: str | int | float | None) -> None:
-        self.state = state
+    def happen(self: Thing, happening: Happening) -> None:
+        self.state = happening[1]
 
-    patch.setattr(Thing, "move", move)
+    patch.setattr(Thing, "happen", happen)
 
 
 def one_more_version_is_allowed(patch: pytest.MonkeyPatch) -> None:

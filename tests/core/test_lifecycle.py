@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 class Server(Thing):
     lifecycle = SERVER
+    id = "2"
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_every_state_is_in_its_table_and_can_be_reached(lifecycle: Lifecycle) ->
 
 
 def test_an_unwritten_transition_tells_the_story() -> None:
-    server = Server("server 2", 1.0, "joined from {}", "afar")
+    server = Server(1.0, "joined from {}", "afar")
     server.move("updating", 2.0, "to version {}", 7)
     with pytest.raises(IllegalTransition) as error:
         server.move("updating", 3.0, "why {}", "not")
@@ -41,7 +42,7 @@ def test_an_unwritten_transition_tells_the_story() -> None:
 
 
 def test_a_story_keeps_what_happened_last() -> None:
-    server = Server("server 2", 0.0)
+    server = Server(0.0)
     for count in range(100):
         server.note(float(count), "{}", count)
     assert len(server.happenings) == STORY_LENGTH
