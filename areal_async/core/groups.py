@@ -8,6 +8,7 @@ back; events that are told twice, or of attempts that are over, change nothing.
 
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from typing import Final
 
 from areal_async.core import admission, shaping
 from areal_async.core.fleet import Fleet, Server
@@ -34,6 +35,7 @@ from areal_async.messages import (
     Version,
 )
 
+ATTEMPT: Final = "attempt {} on server {}"
 GroupCommand = ReadGroup | StartSample | Score | Cancel | Forget | Release | Fail
 
 
@@ -84,7 +86,8 @@ class Groups:
             group, "running", event.at, "row {}, prompt of {} tokens", event.row, event.prompt_tokens
         )
         self._replace(group)
-        return [self._start(sample, event.at) for sample in group.samples]
+        self._ledger.move_samples([group], "waiting", "running", event.at, ATTEMPT, 0, group.server)
+        return [_start(sample) for sample in group.samples]
 
     def ended(self, event: DataEnded) -> list[GroupCommand]:
         group = self._ledger.find_group(event.group)
@@ -205,7 +208,7 @@ class Groups:
             heappop(self._held)
             if group is not None and held:
                 self._place(group, held)
-                commands += [self._start(sample, at) for sample in held]
+                commands += [self._start_again(sample, at) for sample in held]
         return commands
 
     def stop_late(self, at: float) -> list[GroupCommand]:
@@ -222,15 +225,9 @@ class Groups:
 
     # ------------------------------------------------------------------------------------------------ one sample
 
-    def _start(self, sample: Sample, at: float) -> StartSample:
-        self._ledger.move_sample(sample, "running", at, "attempt {} on server {}", sample.attempt, sample.server)
-        return StartSample(
-            sample=sample.id,
-            attempt=sample.attempt,
-            position=sample.group.position,
-            server=sample.server,
-            floor=sample.group.floor,
-        )
+    def _start_again(self, sample: Sample, at: float) -> StartSample:
+        self._ledger.move_sample(sample, "running", at, ATTEMPT, sample.attempt, sample.server)
+        return _start(sample)
 
     def _outcome(self, sample: Sample, reward: float | None, at: float, verdict: str) -> list[GroupCommand]:
         self._ledger.move_sample(sample, "scored", at, "{}, reward {}", verdict, reward)
@@ -250,7 +247,7 @@ class Groups:
             sample.attempt += 1
             sample.server, sample.incarnation = server.id, server.incarnation
             server.load += 1
-            return [self._start(sample, at)]
+            return [self._start_again(sample, at)]
         self._ledger.move_sample(sample, "failed", at, "attempt {} failed: {}", sample.attempt, why)
         group = sample.group
         group.open -= 1
@@ -391,6 +388,13 @@ class Groups:
             return heappop(self._again)
         self._position += 1
         return self._position - 1
+
+
+def _start(sample: Sample) -> StartSample:
+    group = sample.group
+    return StartSample(
+        sample=sample.id, attempt=sample.attempt, position=group.position, server=sample.server, floor=group.floor
+    )
 
 
 def _expect(sample: Sample, state: str, what: str) -> None:

@@ -34,8 +34,8 @@ class Answering:
     before its first and after its last token. ended: it has its length. over: it was cancelled."""
 
     __slots__ = (
-        "arrived", "asked", "attempt", "begun", "ended", "floor", "group", "kept", "length", "mark", "order", "over", "past",
-        "prompt", "reward", "running", "sample", "server", "truncated",
+        "arrived", "asked", "attempt", "begun", "ended", "floor", "group", "kept", "length", "mark", "order", "over",
+        "past", "prompt", "reward", "running", "sample", "server", "truncated",
     )  # fmt: skip
 
     def __init__(self, sample: SampleId, attempt: int, group: int, lowest: Version, what: Answer, order: int) -> None:
