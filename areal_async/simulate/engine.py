@@ -159,7 +159,7 @@ class _Engine:
                 act()
             else:
                 raise RunFailed(f"nothing can happen any more at {self._now:g} s: {self._core.waiting(self._now)}")
-        left = sum(answer.length for answer in self._answers.values() if answer.ended)
+        left = sum(answer.length for answer in self._answers.values())
         return self._tally.figures(self._now, self._end, self._servers, left, self._core.balance())
 
     def _handle(self, event: AnyEvent) -> None:

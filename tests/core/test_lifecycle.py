@@ -47,6 +47,11 @@ def test_a_story_keeps_what_happened_last() -> None:
         server.note(float(count), "{}", count)
     assert len(server.happenings) == STORY_LENGTH
     assert server.story().endswith("99")
+    for count in range(50):
+        server.move("updating", 200.0 + count)
+        server.move("serving", 200.0 + count, "version {}", count)
+    assert len(server.happenings) == STORY_LENGTH
+    assert server.story().endswith("serving    version 49")
 
 
 def test_the_page_is_drawn_from_the_tables() -> None:

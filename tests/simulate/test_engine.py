@@ -209,6 +209,19 @@ def test_whatever_happens_the_ledger_balances_and_lag_is_bounded(when_older: str
             assert figures.tokens_inferred == figures.restarts == figures.continued == 0
 
 
+def test_an_answer_that_is_dropped_while_it_is_checked_has_all_its_tokens() -> None:
+    """Answers take 1 or 5 s, their checks 10, so that whoever is too late is in one."""
+    figures = simulate(
+        rules(steps=40, max_staleness=1, when_older="drop", group_size=1),
+        cluster(rewards=RewardModel(10.0, 64), answers=Told(lambda group, member: 500 if group % 17 == 2 else 100)),
+    )
+    assert (figures.end, figures.steps) == ("steps_done", 40)
+    balanced(figures, 1, "drop")
+    assert figures.samples_stale > 0
+    assert figures.tokens_unfinished == 0, "all that were dropped had their length"
+    assert figures.tokens_stale == figures.tokens_generated - figures.tokens_trained
+
+
 def test_what_a_lost_server_had_given_is_not_decoded_again() -> None:
     """Both servers decode; one is lost and comes back: all that was decoded was trained, or stopped at the end."""
     told = cluster(
