@@ -2,7 +2,7 @@
 
 What always holds, at every moment, for groups and for samples: admitted = trained + filtered + stale + failed +
 cancelled + outstanding + training; and handed = step · B = groups in `training` or `trained` since the version that
-the run began with. Counts change in one place only, `move_group` and `move_sample`, together with the life cycle.
+the run began with. Counts change here only, in `move_group`, `move_sample` and `move_samples`, with the life cycle.
 Things whose life is over are counted, not kept (the log has them); nothing here takes longer because more is in flight.
 """
 
@@ -152,7 +152,7 @@ class Ledger:
         self._sample_counts[state] += 1
 
     def move_samples(self, of: Iterable[Group], old: str, state: str, at: float, why: str = "", *words: Word) -> None:
-        """All samples of these groups that are in state `old`."""
+        """All samples of these groups that are in state `old`; they share what is told of it, thousands in a batch."""
         happening = (at, state, why, words)
         count = 0
         for group in of:

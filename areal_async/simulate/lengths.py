@@ -1,7 +1,7 @@
 """What the model of a simulated run answers: lengths, rewards and prompts, drawn from distributions.
 
 What always holds: an answer is a function of (seed, group, member, attempt) alone, on any machine and in any order, and
-nothing is kept: a run of millions of samples costs no memory here. Draws are SplitMix64 hashes of these numbers, turned
+nothing is kept but one group's draws: a run of millions of samples costs no memory here. Draws are SplitMix64 hashes of these numbers, turned
 into normal numbers by the inverse of their distribution; so one distribution serves all kinds: a length is the quantile
 of its draw (a Gaussian copula: members of a group may be alike).
 """
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 from areal_async.simulate.models import Answer
 
 _NORMAL: Final = NormalDist()
-_inverse: Final = _NORMAL.inv_cdf
+_inverse: Final = _NORMAL.inv_cdf  # of its distribution
 _MASK: Final = (1 << 64) - 1
 _TOP: Final = 1 << 53  # a float's whole numbers end here: the draws are (k + 1/2) / 2^53, never 0 or 1
 _Z95: Final = _NORMAL.inv_cdf(0.95)
