@@ -1,9 +1,9 @@
 """What the model of a simulated run answers: lengths, rewards and prompts, drawn from distributions.
 
 What always holds: an answer is a function of (seed, group, member, attempt) alone, on any machine and in any order, and
-nothing is kept but one group's draws: a run of millions of samples costs no memory here. Draws are SplitMix64 hashes of these numbers, turned
-into normal numbers by the inverse of their distribution; so one distribution serves all kinds: a length is the quantile
-of its draw (a Gaussian copula: members of a group may be alike).
+nothing is kept but one group's draws: a run of millions of samples costs no memory here. Draws are SplitMix64 hashes of
+these numbers, turned into normal numbers by the inverse of their distribution; so one distribution serves all kinds: a
+length is the quantile of its draw (a Gaussian copula: members of a group may be alike).
 """
 
 from bisect import bisect_left
