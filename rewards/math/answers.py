@@ -8,7 +8,6 @@ braces and is as long as it is; what a model only thought (before `</think>`) is
 """
 
 import re
-from itertools import pairwise
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -70,10 +69,12 @@ def spoken(response: str, prompt: str, options: MathOptions) -> str | None:
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _PIECE = re.compile(
-    r"\\(?:boxed|fbox)(?![A-Za-z])(?:\s*\{)?|(?:\\[{}])+|(?:\\\\(?!boxed|fbox))+|(?:\{[^\\{}]*\}[^\\{}]*)+|\{+|\}+"
+    r"\\(?:boxed|fbox)(?![A-Za-z])(?:\s*(\{)(?:[^\\{}]*(\}))?|[ \t]*([^\s${}\\]+|\\[^\s$]+))?"
+    r"|(?:\\[{}])+|(?:\\\\(?!boxed|fbox))+|(?:\{[^\\{}]*\}[^\\{}]*)+|\{+|\}+"
 )
-"""In one piece what belongs to no box: escaped braces, `\\`, groups without groups inside; for speed only."""
-_UNBRACED = re.compile(r"[ \t]*(?:[^\s${}\\]+|\\[^\s$]+)")
+"""A box's begin, or the whole of it where nothing is inside; and in one piece what belongs to no box: escaped braces,
+`\\`, groups without groups inside; for speed only. The last group that took part says which it is:"""
+_OPENED, _WHOLE, _UNBRACED = 1, 2, 3
 _SENTENCE_END = re.compile(r"[.!?]\s|\n\s*\n|\\\]")
 
 
@@ -88,13 +89,13 @@ def _boxed(text: str, *, cut: bool) -> Found | None:
     boxes, half = _boxes(text, first.start())
     if (cut and half) or not boxes:
         return None  # the box in which the response was cut would have been its answer
-    together = [boxes[-1]]
-    for box, before in pairwise(reversed(boxes)):
-        between = text[before[3] : min(box[0], before[3] + GAP + 1)]
-        if len(between) > GAP or _SENTENCE_END.search(between):
+    together = len(boxes) - 1  # this one and those after it
+    while together:
+        end, begin = boxes[together - 1][3], boxes[together][0]
+        if begin - end > GAP or _SENTENCE_END.search(text, end, begin):
             break
-        together.append(before)
-    contents = [text[inner:inner_end].strip() for _, inner, inner_end, _ in reversed(together)]
+        together -= 1
+    contents = [text[inner:inner_end].strip() for _, inner, inner_end, _ in boxes[together:]]
     return Found(contents[-1], "box", tuple(contents))
 
 
@@ -102,23 +103,22 @@ def _boxes(text: str, begin: int) -> tuple[list[_Box], bool]:
     """The boxes that aren't inside another and aren't empty; and whether one is open at the end."""
     done: list[_Box] = []
     opened: list[tuple[int, int] | None] = []  # boxes by where they and their content begin; None: another brace
-    position = begin
-    while (piece := _PIECE.search(text, position)) is not None:
-        start, position = piece.span()
-        if text[start] == "}":
-            for end in range(start, min(position, start + len(opened))):
+    for piece in _PIECE.finditer(text, begin):
+        start, end = piece.span()
+        kind = piece.lastindex
+        if kind == _WHOLE:
+            _add(done, (start, piece.end(_OPENED), end - 1, end), text)
+        elif kind == _OPENED:
+            opened.append((start, end))
+        elif kind == _UNBRACED:
+            _add(done, (start, piece.start(kind), start + len(text[start:end].rstrip(".,;:!?")), end), text)
+        elif text[start] == "}":
+            for place in range(start, min(end, start + len(opened))):
                 box = opened.pop()
                 if box is not None:
-                    _add(done, (*box, end, end + 1), text)
-        elif text[start] == "{":
-            if text[position - 1] == "{":
-                opened += [None] * (position - start)
-        elif text[start + 1] in "bf":
-            if text[position - 1] == "{":
-                opened.append((start, position))
-            elif bare := _UNBRACED.match(text, position):
-                position = bare.end()
-                _add(done, (start, bare.start(), bare.start() + len(bare[0].rstrip(".,;:!?")), position), text)
+                    _add(done, (*box, place, place + 1), text)
+        elif text[start] == text[end - 1] == "{":
+            opened += [None] * (end - start)
     return done, any(box is not None for box in opened)
 
 

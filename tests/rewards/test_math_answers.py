@@ -118,11 +118,12 @@ def test_a_box_is_as_long_as_it_is() -> None:
 REPEATED = [
     "a", "1", "1,", r"\boxed{", "{}", r"\boxed{5} ", "<think>", "####", "#### \n", "$1", " \n", "\\", r"\boxed5 ",
     "x y ", "1 ", r"\boxed ", r"\(1", "-1.5/2 ", "\n\n", r"\boxed{}", r"\{", "percent ", r"\fbox{{}", "$$", "(A) ",
+    " ", r"\boxed{5",
 ]  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", ["", r"\boxed{", r"\boxed{5} "])
+@pytest.mark.parametrize("before", ["", r"\boxed", r"\boxed{", r"\boxed{5} "])
 def test_m26_repeated_text_takes_time_by_its_length(before: str) -> None:
     """As long as it takes Python to count to 4,500,000 (0.05 s), whatever else the machine has to do: the better of two
     of each, by turns. Where the last number counts, all rules are tried."""
