@@ -60,14 +60,16 @@ class Thing:
                 f" (at {at:.3f} s: {why.format(*words)}). This is an error of areal-async. Its story:\n{self.story()}"
             )
         self.state = state
-        self.happenings.append(happening)
-        if len(self.happenings) > STORY_LENGTH:
-            del self.happenings[0]
+        self._keep(happening)
 
     def note(self, at: float, why: str, *words: Word) -> None:
         """Something happened that left the state as it is."""
-        self.happenings.append((at, self.state, why, words))
-        del self.happenings[:-STORY_LENGTH]
+        self._keep((at, self.state, why, words))
+
+    def _keep(self, happening: Happening) -> None:
+        self.happenings.append(happening)
+        if len(self.happenings) > STORY_LENGTH:
+            del self.happenings[0]
 
     @property
     def state_since(self) -> float:

@@ -1,14 +1,15 @@
 """What the model of a simulated run answers: lengths, rewards and prompts, drawn from distributions.
 
 What always holds: an answer is a function of (seed, group, member, attempt) alone, on any machine and in any order, and
-nothing is kept but one group's draws: a run of millions of samples costs no memory here. Draws are SplitMix64 hashes of
+nothing is kept but 64 groups' draws: a run of millions of samples costs no memory here. Draws are SplitMix64 hashes of
 these numbers, turned into normal numbers by the inverse of their distribution; so one distribution serves all kinds: a
 length is the quantile of its draw (a Gaussian copula: members of a group may be alike).
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import exp, inf, log, sqrt
 from statistics import NormalDist
@@ -134,19 +135,17 @@ class Drawn:
     _own: float = field(init=False)  # weights of an answer's own draw and of its group's
     _shared: float = field(init=False)
     _succeed: float = field(init=False)  # draws below it do
-    _latest: list["_Group"] = field(init=False, compare=False)  # the one that was drawn last: its members come together
+    _shared_by: Callable[[int], "_Group"] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_own", sqrt(1 - self.alike))
         object.__setattr__(self, "_shared", sqrt(self.alike))
         below = _NORMAL.inv_cdf(self.success) if 0 < self.success < 1 else (-inf if self.success <= 0 else inf)
         object.__setattr__(self, "_succeed", below)
-        object.__setattr__(self, "_latest", [self._group(0)])
+        object.__setattr__(self, "_shared_by", lru_cache(maxsize=64)(self._group))  # members come one after another
 
     def answer(self, group: int, member: int, attempt: int) -> Answer:
-        drawn = self._latest[0]
-        if drawn.group != group:
-            drawn = self._latest[0] = self._group(group)
+        drawn = self._shared_by(group)
         sample = _hash(_hash(drawn.state, member), attempt)
         wanted = max(1, round(self.lengths.at(self._own * _normal(sample, 0) + drawn.length) * drawn.growth))
         if wanted > self.max_new_tokens:
@@ -157,7 +156,6 @@ class Drawn:
     def _group(self, group: int) -> "_Group":
         drawn = _hash(self.seed ^ _GROUP, group)
         return _Group(
-            group=group,
             state=_hash(self.seed, group),
             length=self._shared * _normal(drawn, 0),
             success=self._shared * _normal(drawn, 1),
@@ -187,7 +185,6 @@ class _Group(NamedTuple):
     """What the samples of a group share. state: from which their own draws come. length, success: its part of their
     normal numbers. prompt: tokens. growth: times as long as the first groups' answers."""
 
-    group: int
     state: int
     length: float
     success: float
