@@ -1,12 +1,11 @@
 """Where the answer stands in a response, in time that grows with its length only."""
 
-import time
-from collections.abc import Callable
-
 import pytest
 
 from areal_async.messages import MathOptions
 from areal_async.rewards.math.answers import find, find_in_gold
+
+from .timing import seconds_of
 
 BOX_ONLY, LAST_NUMBER = MathOptions(), MathOptions(last_number=True)
 
@@ -131,17 +130,11 @@ def test_m26_repeated_text_takes_time_by_its_length(before: str) -> None:
         text = before + piece * (200_000 // len(piece))
         seconds, yardstick = [], []
         for _ in range(2):
-            seconds.append(seconds_of(lambda text=text: find(text, "", LAST_NUMBER, cut=False)))
-            yardstick.append(seconds_of(count))
+            seconds.append(seconds_of(lambda text=text: find(text, "", LAST_NUMBER, cut=False), 1))
+            yardstick.append(seconds_of(count, 1))
         assert min(seconds) < min(yardstick), piece
 
 
 def count() -> None:
     for _ in range(4_500_000):
         pass
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    began = time.thread_time()
-    work()
-    return time.thread_time() - began

@@ -1,6 +1,5 @@
 """Cleaning: what an answer looks like before it is read."""
 
-import time
 from fractions import Fraction
 
 import pytest
@@ -9,6 +8,8 @@ from hypothesis import strategies as st
 
 from areal_async.rewards.math.text import clean, read
 from areal_async.rewards.math.units import unit_of
+
+from .timing import seconds_of
 
 
 @pytest.mark.parametrize(
@@ -150,10 +151,6 @@ def test_cleaning_takes_time_by_the_length() -> None:
     ):
         seconds = []
         for length in (2_000, 16_000):
-            tries = []
-            for _ in range(3):  # the shortest: a garbage collection of the whole test run is no part of it
-                began = time.thread_time()
-                clean("5 " + piece * (length // len(piece)))
-                tries.append(time.thread_time() - began)
-            seconds.append(min(tries))
+            text = "5 " + piece * (length // len(piece))
+            seconds.append(seconds_of(lambda text=text: clean(text), tries=3))
         assert seconds[1] < 32 * seconds[0] + 0.03, piece

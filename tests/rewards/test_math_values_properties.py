@@ -4,8 +4,6 @@ Expressions are drawn as trees, written in LaTeX in two ways, and evaluated here
 equal is known without the code that is tested.
 """
 
-import time
-from collections.abc import Callable
 from fractions import Fraction
 from random import Random
 from typing import TypeAlias
@@ -17,6 +15,8 @@ from hypothesis import strategies as st
 from areal_async.rewards.math.compare import Policy, equal
 from areal_async.rewards.math.parse import parse
 from areal_async.rewards.math.values import Value
+
+from .timing import seconds_of
 
 USUAL = Policy(bare_percent=True, rounding_digits=6)
 EXACT = Policy(bare_percent=False, rounding_digits=None)
@@ -35,21 +35,11 @@ PARSE_S = 0.1
 EQUAL_S = 1.0
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Of this process's own time; the shorter of two, as the other may have collected garbage."""
-    found = []
-    for _ in range(2):
-        start = time.process_time()
-        work()
-        found.append(time.process_time() - start)
-    return min(found)
-
-
 def holds_for(texts: list[str]) -> None:
     """None of the texts makes anything raise or take long; each is equal to itself; order doesn't matter."""
     values = []
     for text in texts:
-        assert seconds(lambda text=text: parse(text)) < PARSE_S, text
+        assert seconds_of(lambda text=text: parse(text)) < PARSE_S, text
         values.append(parse(text))
         assert values[-1] == parse(text), text
     read = [value for value in values if value is not None]
@@ -57,7 +47,7 @@ def holds_for(texts: list[str]) -> None:
         assert equal(value, value, EXACT)
         for other in read:
             assert equal(value, other, USUAL) == equal(other, value, USUAL), (value, other)
-            assert seconds(lambda one=value, two=other: equal(one, two, USUAL)) < EQUAL_S, (value, other)
+            assert seconds_of(lambda one=value, two=other: equal(one, two, USUAL)) < EQUAL_S, (value, other)
 
 
 @settings(derandomize=True, max_examples=15, deadline=None)
