@@ -32,7 +32,7 @@ from .waiting import until, wait_until
 pytestmark = pytest.mark.slow
 
 VOCAB = 200
-CONTEXT = 512
+CONTEXT = 2048  # answers as long as that take seconds: nothing that stalls for less lets one end before its middle
 START_S = 240.0  # 20 s on a free machine
 PROMPT = [3, 4, 5, 6, 7]
 WEIGHTS = f"/dev/shm/areal-async-test-{os.getpid()}.safetensors"
@@ -44,6 +44,7 @@ KINDS = (
 )  # fmt: skip
 
 State = dict[str, torch.Tensor]
+Growing = dict[str, "asyncio.Task[Completion]"]
 
 
 @dataclass
@@ -195,22 +196,36 @@ async def test_swaps_in_the_middle_of_answers(server: Running, client: VllmClien
     whole sequence under the new weights gives, and the spans say exactly which are which."""
     states: dict[int, State] = {}
     states[await server.swap(client, server.start)] = server.start
-    tasks = [asyncio.create_task(client.generate(PROMPT, sampling(400, seed=i), f"mid-{i}", 120.0)) for i in range(8)]
+    growing = answers_that_grow(client, 8, tokens=1900, name="mid")
     for seed, tokens in ((2, 40), (3, 160)):
         weights = server.start
         for kind in KINDS:
             weights = changed(weights, kind, seed)
-        await until_all_have(client, [f"mid-{i}" for i in range(8)], tokens)
+        assert await all_have(client, growing, tokens)
         states[await server.swap(client, weights)] = weights
-    answers = await asyncio.gather(*tasks)
+    answers = await asyncio.gather(*growing.values())
     assert {v for answer in answers for v in answer.versions.tolist()} == set(states)
     for answer in answers:
         assert (np.diff(answer.versions) >= 0).all()
         assert_recomputed(server, answer, states)
 
 
-async def until_all_have(client: VllmClient, answers: list[str], tokens: int) -> None:
-    await until(lambda: all(client.tokens_so_far(answer) >= tokens for answer in answers))
+def answers_that_grow(client: VllmClient, count: int, tokens: int, name: str) -> Growing:
+    """Answers of so many tokens, with the seeds 0, 1, …"""
+    return {
+        f"{name}-{seed}": asyncio.create_task(client.generate(PROMPT, sampling(tokens, seed), f"{name}-{seed}", 120.0))
+        for seed in range(count)
+    }
+
+
+async def all_have(client: VllmClient, growing: Growing, tokens: int) -> bool:
+    """True once each has so many tokens; False if one is over before."""
+
+    def one_is_over() -> bool:
+        return any(answer.done() for answer in growing.values())
+
+    await until(lambda: one_is_over() or all(client.tokens_so_far(name) >= tokens for name in growing))
+    return not one_is_over()
 
 
 def assert_recomputed(server: Running, answer: Completion, states: dict[int, State]) -> None:
@@ -224,13 +239,16 @@ def assert_recomputed(server: Running, answer: Completion, states: dict[int, Sta
 async def test_a_swap_of_equal_weights_changes_no_token(server: Running, client: VllmClient) -> None:
     """Rebuilding the cache, in parts, takes nothing from the random numbers of a seeded answer."""
     await server.swap(client, server.start)
-    undisturbed = await asyncio.gather(*(client.generate(PROMPT, sampling(150, i), f"u{i}", 60.0) for i in range(4)))
-    tasks = [asyncio.create_task(client.generate(PROMPT, sampling(150, i), f"d{i}", 60.0)) for i in range(4)]
-    await until_all_have(client, [f"d{i}" for i in range(4)], 24)
-    last = await server.swap(client, server.start)
-    disturbed = await asyncio.gather(*tasks)
-    assert all(set(answer.versions.tolist()) == {last - 1, last} for answer in disturbed)
-    assert [a.token_ids.tolist() for a in disturbed] == [a.token_ids.tolist() for a in undisturbed]
+    undisturbed = await asyncio.gather(*answers_that_grow(client, 4, tokens=150, name="undisturbed").values())
+    for attempt in range(10):  # so few tokens that it may come too late, and so few that no rounding tips one over
+        growing = answers_that_grow(client, 4, tokens=150, name=f"disturbed-{attempt}")
+        await all_have(client, growing, 24)
+        last = await server.swap(client, server.start)
+        disturbed = await asyncio.gather(*growing.values())
+        assert [a.token_ids.tolist() for a in disturbed] == [a.token_ids.tolist() for a in undisturbed]
+        if all(set(answer.versions.tolist()) == {last - 1, last} for answer in disturbed):
+            return
+    pytest.fail("no swap came in the middle of the answers")
 
 
 async def test_the_same_seed_gives_the_same_answer(server: Running, client: VllmClient) -> None:
@@ -243,14 +261,14 @@ async def test_the_same_seed_gives_the_same_answer(server: Running, client: Vllm
 
 async def test_a_deadline_keeps_what_arrived_and_frees_the_server(server: Running, client: VllmClient) -> None:
     await server.swap(client, server.start)
-    await client.generate(PROMPT, sampling(480, seed=3), "warm-up", 60.0)  # the first one after a start is slow
+    await client.generate(PROMPT, sampling(1900, seed=3), "warm-up", 60.0)  # the first one after a start is slow
     begun = time.monotonic()
-    await client.generate(PROMPT, sampling(480, seed=3), "in-time", 60.0)
+    await client.generate(PROMPT, sampling(1900, seed=3), "in-time", 60.0)
     third_s = (time.monotonic() - begun) / 3
     with pytest.raises(StreamBroken) as caught:
-        await client.generate(PROMPT, sampling(480, seed=3), "late", third_s)
+        await client.generate(PROMPT, sampling(1900, seed=3), "late", third_s)
     got = caught.value.partial.token_ids.tolist()
-    assert 0 < len(got) < 480
+    assert 0 < len(got) < 1900
     async with asyncio.timeout(third_s):  # by itself it would have gone on for twice as long
         while await requests_at(client):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
