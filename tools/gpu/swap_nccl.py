@@ -26,6 +26,7 @@ It must print a line for each of these, and at the end `all good` (exit code 0);
 import argparse
 import asyncio
 import contextlib
+import os
 import sys
 import tempfile
 import time
@@ -102,14 +103,15 @@ class Machine:
         spec_path = self.folder / "spec.json"
         spec_path.write_bytes(msgspec.json.encode(spec_of(options)))
         argv, env = vllm_command(
-            uds=f"{self.folder}/server.sock", model=str(options.model), dtype=options.dtype, cores=None, kv_space_gib=1,
+            uds=f"{self.folder}/server.sock", model=str(options.model), dtype=options.dtype, kv_space_gib=1,
+            cores=options.server_cores,
             enforce_eager=True, max_model_len=CONTEXT, stream_interval=8, max_num_seqs=ANSWERS, seed=1,
             gpus=None if options.cpu else options.server_gpu, gpu_memory=None if options.cpu else 0.5,
             backend="nccl" if options.transport == "nccl" else "areal_file", extra=longer_context(options.model),
         )  # fmt: skip
         server = await self._child(stack, "server", argv, env)
         argv, env = trainer_command(
-            connect=self.router.address, spec=str(spec_path), ranks=1, cores=None,
+            connect=self.router.address, spec=str(spec_path), ranks=1, cores=options.trainer_cores,
             gpus=None if options.cpu else options.trainer_gpu,
         )  # fmt: skip
         trainer = await self._child(stack, "trainer", argv, env | {"AREAL_ASYNC_SECRET": secret})
@@ -171,6 +173,13 @@ class Machine:
 
 def prompt_of(number: int) -> np.ndarray:
     return np.arange(2, 10, dtype=np.int32) + number % 8
+
+
+def cores_on_the_cpu() -> tuple[str | None, str | None]:
+    """Of server and trainer. A server that had all of them would compute without a pause: this script, which has to
+    act in the middle of its answers, has been seen to wait for a core for six seconds."""
+    cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
+    return (",".join(cores[:-1]), cores[-1]) if len(cores) > 1 else (None, None)
 
 
 def longer_context(model: Path) -> list[str]:
@@ -325,6 +334,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=None, help="folder for what server and trainer print")
     options = parser.parse_args()
     options.dtype = options.dtype or ("float32" if options.cpu else "bfloat16")
+    options.server_cores, options.trainer_cores = cores_on_the_cpu() if options.cpu else (None, None)
     options.model = options.model.resolve()
     options.token = uuid.uuid4().hex[:8]
     options.output = options.output or Path(tempfile.mkdtemp(prefix="swap-"))
