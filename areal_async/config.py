@@ -153,8 +153,9 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     cores: Annotated[
         str | None,
         Meta(
-            description="CPU cores of each vLLM server, such as `0` or `0-3`, several "
-            "servers separated by `|`. None: vLLM chooses."
+            description="CPU cores of each vLLM server, such as `0` or `0-3`, several servers separated by `|`. None: "
+            "vLLM chooses; on a machine without GPUs it takes all of them, and controller and trainer wait for a core, "
+            "once in a while for seconds."
         ),
     ] = None
     gpus: Annotated[
