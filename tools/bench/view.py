@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--notes", type=int, default=6, help="in the log, of a sample")
     parser.add_argument("--live", action="store_true", help="also a run of the quickstart beside it")
     parser.add_argument("--live-only", action="store_true")
-    parser.add_argument("--windows", type=int, default=10, help="of the live run, in which somebody looks or nobody")
+    parser.add_argument("--windows", type=int, default=40, help="of the live run, in turns nobody or two look")
     parser.add_argument("--window", type=float, default=6.0, metavar="S")
     options = parser.parse_args()
     report = figures.Report("view")
