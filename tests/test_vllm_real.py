@@ -32,7 +32,8 @@ from .waiting import until, wait_until
 pytestmark = pytest.mark.slow
 
 VOCAB = 200
-CONTEXT = 2048  # answers as long as that take seconds: nothing that stalls for less lets one end before its middle
+CONTEXT = 2048
+LONG = 1900  # tokens of answers that take seconds: nothing that stalls for less lets one end before its middle
 START_S = 240.0  # 20 s on a free machine
 PROMPT = [3, 4, 5, 6, 7]
 WEIGHTS = f"/dev/shm/areal-async-test-{os.getpid()}.safetensors"
@@ -196,7 +197,7 @@ async def test_swaps_in_the_middle_of_answers(server: Running, client: VllmClien
     whole sequence under the new weights gives, and the spans say exactly which are which."""
     states: dict[int, State] = {}
     states[await server.swap(client, server.start)] = server.start
-    growing = answers_that_grow(client, 8, tokens=1900, name="mid")
+    growing = answers_that_grow(client, 8, tokens=LONG, name="mid")
     for seed, tokens in ((2, 40), (3, 160)):
         weights = server.start
         for kind in KINDS:
@@ -261,14 +262,14 @@ async def test_the_same_seed_gives_the_same_answer(server: Running, client: Vllm
 
 async def test_a_deadline_keeps_what_arrived_and_frees_the_server(server: Running, client: VllmClient) -> None:
     await server.swap(client, server.start)
-    await client.generate(PROMPT, sampling(1900, seed=3), "warm-up", 60.0)  # the first one after a start is slow
+    await client.generate(PROMPT, sampling(LONG, seed=3), "warm-up", 60.0)  # the first one after a start is slow
     begun = time.monotonic()
-    await client.generate(PROMPT, sampling(1900, seed=3), "in-time", 60.0)
+    await client.generate(PROMPT, sampling(LONG, seed=3), "in-time", 60.0)
     third_s = (time.monotonic() - begun) / 3
     with pytest.raises(StreamBroken) as caught:
-        await client.generate(PROMPT, sampling(1900, seed=3), "late", third_s)
+        await client.generate(PROMPT, sampling(LONG, seed=3), "late", third_s)
     got = caught.value.partial.token_ids.tolist()
-    assert 0 < len(got) < 1900
+    assert 0 < len(got) < LONG
     async with asyncio.timeout(third_s):  # by itself it would have gone on for twice as long
         while await requests_at(client):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
